@@ -21,7 +21,7 @@ def test_a_fault_changes_the_meaning_of_one_line_and_keeps_the_syntax(tmp_path):
     found = list(faults(path))
     programs = {ast.dump(ast.parse(text)) for *_, text in found}
     assert len(programs | {ast.dump(ast.parse(CODE))}) == len(found) + 1
-    for line, *_, text in found:
+    for _, line, *_, text in found:
         pairs = zip(CODE.splitlines(), text.decode().splitlines(), strict=True)
         assert [i for i, (before, after) in enumerate(pairs, 1) if before != after] == [line]
-    assert [before for line, before, *_ in found if line == 7] == ["[a][0] if a else -a", "0"]
+    assert [fault.before for fault in found if fault.line == 7] == ["[a][0] if a else -a", "0"]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.batching import (
@@ -21,7 +21,7 @@ from mooncake_lab.batching import (
     named_policy,
     trace_plans,
 )
-from mooncake_lab.batching.batch_builder import decode_stretch_steps
+from mooncake_lab.batching.batch_builder import decode_stretch_steps, steady_while_blocks_last
 
 LIMITS = Limits(max_batch_tokens=16, max_requests=4, block_size_tokens=4, capacity_blocks=8, free_blocks=8)
 
@@ -130,13 +130,18 @@ class TestGantt:
 
 class TestDecodeStretch:
     @given(
-        requests=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 1)), min_size=1, max_size=8),
+        requests=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 1)), max_size=8),
+        piece=st.none() | st.tuples(st.integers(1, 80), st.integers(1, 9), st.integers(0, 40), st.booleans()),
         block=st.integers(1, 16),
         free=st.integers(0, 60),
     )
-    @settings(max_examples=200, deadline=None)
-    def test_is_the_last_step_with_enough_blocks(self, requests, block, free):
-        """By brute force: these steps need no more blocks than are free, and one more does."""
+    @settings(max_examples=300, deadline=None)
+    def test_is_the_last_step_with_enough_blocks(self, requests, piece, block, free):
+        """By brute force: so many steps need no more blocks than are free, and one more does.
+
+        Where a prompt is computed in pieces beside the decodes, or alone, they end a block before its end.
+        """
+        assume(requests or piece)
         limits = Limits(
             max_batch_tokens=8, max_requests=8, block_size_tokens=block, capacity_blocks=1000, free_blocks=free
         )
@@ -144,12 +149,27 @@ class TestDecodeStretch:
             request(i, cached, cached_tokens=cached, generated_tokens=1, held_blocks=-(-(cached + ahead) // block))
             for i, (cached, ahead) in enumerate(requests)
         ]
+        segments = [Segment(r.request_id, "decode", 1, r.cached_tokens, emits=True) for r in decoding]
+        running, reserved = decoding, 0
+        if piece is not None:
+            left, new, cached, has_all = piece
+            new = min(new, left)
+            whole, held = (-(-(cached + tokens) // block) for tokens in (left, left if has_all else new))
+            segments = [*segments, Segment(99, "prefill", new, cached, emits=new == left)]
+            running = [*decoding, request(99, cached + left, cached_tokens=cached, held_blocks=held)]
+            reserved = whole - held
 
-        def needed(steps):
-            return sum(max(-(-(r.cached_tokens + steps) // block) - r.held_blocks, 0) for r in decoding)
+        def repeats(steps):
+            needed = sum(max(-(-(r.cached_tokens + steps) // block) - r.held_blocks, 0) for r in decoding)
+            in_time = piece is None or steps * new <= left - block
+            return in_time and needed <= max(free - reserved, 0)
 
-        steps = decode_stretch_steps(decoding, limits)
-        assert needed(steps) <= free < needed(steps + 1)
+        steps = steady_while_blocks_last(Idle(), Plan(segments=tuple(segments)), running, limits)
+        if piece is not None and new == left:
+            assert steps == 1
+        else:
+            assert repeats(steps)
+            assert not repeats(steps + 1)
 
     def test_needs_decodes(self):
         """A stretch without requests is refused."""
