@@ -32,11 +32,11 @@ class WorkerState:
 
     name: str
     role: Role
-    capacity_tokens: int = 0
-    cache: str | None = None
-    up: bool = True
-    up_s: float = 0.0
+    capacity_tokens: int
+    cache: str | None
+    up_s: float
     """When it came up."""
+    up: bool = True
     assigned_requests: int = 0
     """Requests ever sent there to prefill."""
     prompts: dict[Attempt, _Prompt] = field(default_factory=dict[Attempt, _Prompt])
@@ -59,8 +59,8 @@ class WorkerState:
     decoding: dict[int, ServedView] = field(default_factory=dict[int, ServedView])
     started: set[int] = field(default_factory=set[int])
     """Requests in its batch, or taken out of it for want of memory."""
-    stepped_until_s: float = 0.0
-    """When its last decode step ended."""
+    stepped_until_s: float = field(init=False)
+    """When its last decode step ended, or it came up."""
     latest_view: DecodeView | None = None
     """It as a place to decode; None since something changed."""
     _plain_view: PrefillView | None = None
@@ -71,6 +71,9 @@ class WorkerState:
     _latest_until_s: float = 0.0
     _iteration_s: float = 0.0
     _of_iteration: set[ChunkDone | Preempted] = field(default_factory=set[ChunkDone | Preempted])
+
+    def __post_init__(self) -> None:
+        self.stepped_until_s = self.up_s
 
     # prefill
 
@@ -263,7 +266,7 @@ class WorkerTable:
             and a broken connection is noticed at once.
     """
 
-    def __init__(self, view_age_s: float = 0.0) -> None:
+    def __init__(self, view_age_s: float) -> None:
         self.index = PrefixIndex()
         self._workers: dict[str, WorkerState] = {}
         self._view_age_s = view_age_s
@@ -307,12 +310,7 @@ class WorkerTable:
     def add(self, event: WorkerUp) -> None:
         """A worker is up, with nothing to do; under the name of one that is down it replaces that one."""
         self._workers[event.worker] = WorkerState(
-            event.worker,
-            event.role,
-            event.capacity_tokens,
-            event.cache,
-            up_s=event.at_s,
-            stepped_until_s=event.at_s,
+            event.worker, event.role, event.capacity_tokens, event.cache, event.at_s
         )
         if event.cache is not None and event.cache not in self._members:
             self._members[event.cache] = self.index.join(event.cache)

@@ -13,7 +13,7 @@ ESTIMATES_S = st.lists(st.floats(4e-9, 1e4), min_size=1, max_size=8)
 
 
 def queued(estimates_s):
-    worker = WorkerState("prefill-0", "prefill")
+    worker = WorkerState("prefill-0", "prefill", 0, None, up_s=0.0)
     for i, estimated_s in enumerate(estimates_s):
         worker.add_prompt(Attempt(i, 1), estimated_s)
     return worker
@@ -49,7 +49,7 @@ def test_prompts_that_start_together_count_together():
 
 def test_transfers_to_a_failed_worker_end_and_others_go_on():
     """Of what is read, sent and arriving, only the part for the failed receiver is dropped."""
-    worker = WorkerState("prefill-0", "prefill")
+    worker = WorkerState("prefill-0", "prefill", 0, None, up_s=0.0)
     for i, receiver in enumerate(("decode-0", "decode-1")):
         worker.reading[Attempt(i, 1)] = receiver
         worker.sending[Attempt(i, 2)] = receiver
@@ -63,7 +63,7 @@ def test_transfers_to_a_failed_worker_end_and_others_go_on():
 
 def test_an_iteration_reports_each_request_once():
     """Events of one moment about different requests are all new; one of an earlier moment is late."""
-    worker = WorkerState("coupled-0", "coupled", 100)
+    worker = WorkerState("coupled-0", "coupled", 100, "coupled-0", up_s=0.0)
     now, before = (
         [Preempted(at_s=at_s, attempt=Attempt(i, 1), worker="coupled-0", context_tokens=0) for i in range(2)]
         for at_s in (2.0, 1.0)
@@ -73,7 +73,7 @@ def test_an_iteration_reports_each_request_once():
 
 def test_a_request_that_is_partly_in_memory_is_released_whole():
     """What a request lost to a preemption is neither counted nor given back twice."""
-    worker = WorkerState("coupled-0", "coupled", 100)
+    worker = WorkerState("coupled-0", "coupled", 100, "coupled-0", up_s=0.0)
     for i in range(2):
         worker.expect(Request(id=i, arrival_s=0.0, input_tokens=10, block_keys=(i,)), 1.0)
     worker.hold(0, 4)

@@ -1,9 +1,11 @@
 """All workers as the cluster knows them: which can serve, which are up, and what a fetch reads."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mooncake_lab.cluster import Attempt, TierChanged, WorkerTable, WorkerUp
-from mooncake_lab.conductor import Placement
+from mooncake_lab.conductor import History, Placement
 from mooncake_lab.core import CacheChanged, Request
 
 A = Attempt(0, 1)
@@ -12,7 +14,7 @@ REQUEST = Request(id=0, arrival_s=0.0, input_tokens=2000, block_keys=(1, 2, 3, 4
 
 def table(**roles):
     """A table of workers that are up, by name and role; a prefill worker keeps prefixes."""
-    workers = WorkerTable()
+    workers = WorkerTable(view_age_s=0.0)
     for name, role in roles.items():
         cache = name if role == "prefill" else None
         workers.add(WorkerUp(at_s=0.0, worker=name, role=role, capacity_tokens=10**6, cache=cache))
@@ -41,3 +43,22 @@ def test_only_the_blocks_that_are_copied_are_read(on_ssd, reads):
     workers.begin_fetch(A, REQUEST, placement)
     holder = workers["q"]
     assert (holder.reading, holder.sending) == (({A: "p"}, {}) if reads else ({}, {A: "p"}))
+
+
+@given(st.floats(0.01, 3), st.lists(st.floats(0, 2), min_size=1, max_size=8))
+def test_loads_in_a_view_are_as_old_as_is_allowed_and_matches_are_of_now(age_s, pauses_s):
+    """A view is taken anew when it became too old; a worker without a cache matches nothing."""
+    workers = WorkerTable(age_s)
+    for name, cache in (("p", "p"), ("q", None)):
+        workers.add(WorkerUp(at_s=0.0, worker=name, role="prefill", capacity_tokens=10**6, cache=cache))
+    now_s, taken_s, queued, seen = 0.0, None, 0, 0
+    for i, pause_s in enumerate(pauses_s):
+        workers["p"].add_prompt(Attempt(i, 1), 1.0)
+        queued, now_s = queued + 1, now_s + pause_s
+        if i < 4:
+            workers.cache_changed(CacheChanged(at_s=now_s, instance="p", added=REQUEST.block_keys[i : i + 1]))
+        if taken_s is None or now_s - taken_s > age_s:
+            taken_s, seen = now_s, queued
+        view = workers.view(REQUEST, now_s, History())
+        assert (view.taken_at_s, view.prefill[0].queued_requests) == (taken_s, seen)
+        assert [one.matched_blocks for one in view.prefill] == [min(i + 1, 4), 0]

@@ -1,5 +1,6 @@
 """A runtime that does what a test says, in any order, and checks the coordinator against a model of its own."""
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
@@ -226,9 +227,33 @@ class Runtime:
             assert {one.request_id for one in seen.decoding} == {i for i, job in here.items() if job.loaded}
             assert worker.started == {i for i, job in here.items() if job.decoding}
             assert role != "decode" or not prompts
+        self.check_views()
         for request_id, state in self.coordinator.requests.items():
             assert request_id == state.request.id
             assert not self.ended[request_id]
+
+    def check_views(self):
+        """What the Conductor sees is of now, and has the leading blocks that each worker holds of a prompt."""
+        workers = self.coordinator.workers
+        caches = {name for name, role in self.up.items() if role != "decode"}
+        assert set(workers.index.instances) == caches
+        for name in caches:
+            assert workers.cached(name) == self.held[name]
+        made = request(-1, 2048, family=len(self.events) % 3)
+        matched = {name: self.matched(name, made) for name in caches}
+        assert {name: workers.matched_blocks(name, made) for name in caches} == matched
+        up = [workers[name] for name in self.names if name in self.up]
+        view = self.coordinator.view(made, self.now)
+        assert view.taken_at_s == self.now
+        assert view.decode == tuple(one.decode_view() for one in up if one.role != "prefill")
+        assert view.prefill == tuple(
+            one.prefill_view(matched[one.name], self.now) for one in up if one.role != "decode"
+        )
+
+    def matched(self, name, made):
+        """Leading blocks of a prompt in the cache of a worker; a coupled one computes at least the last token."""
+        most = (made.input_tokens - (self.up[name] == "coupled")) // made.block_size_tokens
+        return sum(1 for _ in itertools.takewhile(self.held[name].__contains__, made.block_keys[:most]))
 
     def estimated_s(self, job):
         """How long its prefill was expected to take: where layers come one by one, beside its fetch."""

@@ -33,7 +33,7 @@ def pool(capacity_blocks=8, *, shared=False, ssd_blocks=0, changed=None) -> Pref
 )
 def test_what_is_told_is_what_the_stores_hold(steps, shared, ssd_blocks):
     """Whatever is kept where, the changes add up to the contents and the tiers of the stores (I3)."""
-    table = WorkerTable()
+    table = WorkerTable(view_age_s=0.0)
 
     def changed(cache, change):
         table.cache_changed(
