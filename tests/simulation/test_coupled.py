@@ -1,5 +1,6 @@
 """Coupled instances: fast-forwarded iterations against a simulator that takes every one of them."""
 
+import itertools
 import math
 from bisect import insort
 
@@ -29,6 +30,7 @@ from mooncake_lab.core import (
     SLO,
     FirstToken,
     Prefilled,
+    Rejected,
     Request,
     TracedRequest,
     blocks_for,
@@ -263,29 +265,108 @@ def test_a_policy_that_plans_nothing_for_running_requests_is_an_error():
         Cluster(spec(Stops(), 4096), MODEL).run(requests([(0.0, 96, 50)]))
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 12)), min_size=1, max_size=20), st.integers(64, 512))
-def test_the_cache_never_loses_count(rows, capacity):
-    """Acquire, publish and release in any order leave nothing held, and never more kept than fits (I3)."""
-    requests = {}
-    pool = CoupledPool(device_tokens=capacity, prefix_caching=True)
-    blocks = CachedBlocks(pool, 32, requests.__getitem__)
-    for i, (family, count) in enumerate(rows):
-        keys = tuple(family * 100 + k for k in range(count))
-        requests[i] = Request(id=i, arrival_s=0.0, input_tokens=count * 32, block_keys=keys, block_size_tokens=32)
-        if count * 32 > capacity:
-            continue
-        waits = Progress(request_id=i, arrival=i, prompt_tokens=count * 32)
-        ((found,), ()) = blocks.match([waits], [])
-        for computed in range(found.cached_tokens // 32, count + 1):
-            now = msgspec.structs.replace(found, cached_tokens=computed * 32, held_blocks=computed * 2)
-            blocks.acquire([now])
-            blocks.publish([now])
-            blocks.check([now])
-        assert blocks.free_blocks == capacity // 16 - 2 * count
-        blocks.release(now)
-        blocks.check([])
-    assert blocks.free_blocks == capacity // 16
+class Shared:
+    """A cache in GPU memory, driven as an `Instance` drives it, beside a recount of what is kept and used."""
+
+    def __init__(self, capacity):
+        self.requests, self.capacity = {}, capacity
+        self.blocks = CachedBlocks(
+            CoupledPool(device_tokens=capacity, prefix_caching=True), 32, self.requests.__getitem__
+        )
+        self.running, self.keys, self.kept = {}, {}, set()
+
+    def users(self, key):
+        return sum(key in keys for keys in self.keys.values())
+
+    def come(self, family, tokens, new):
+        """A request is admitted with its first tokens, if there is room for them."""
+        i = len(self.requests)
+        keys = tuple(family * 100 + k for k in range(blocks_for(tokens, 32)))
+        self.requests[i] = Request(id=i, arrival_s=0.0, input_tokens=tokens, block_keys=keys, block_size_tokens=32)
+        waits = Progress(request_id=i, arrival=i, prompt_tokens=tokens)
+        ((found,), running) = self.blocks.match([waits], list(self.running.values()))
+        whole = keys[: (tokens - 1) // 32]  # one token is left to compute
+        prefix = list(itertools.takewhile(self.kept.__contains__, whole))
+        assert found.cached_tokens == 32 * len(prefix)
+        assert found.held_blocks == 2 * sum(self.users(key) > 0 for key in prefix)
+        assert [one.shared_blocks for one in running] == [
+            2 * sum(self.users(key) > 1 for key in self.keys[one.request_id]) for one in running
+        ]
+        self.advance(found, min(new, tokens - found.cached_tokens))
+
+    def advance(self, progress, new):
+        """An iteration computes new tokens of a request, if there is room for them."""
+        i, cached = progress.request_id, progress.cached_tokens + new
+        held = max(-(-cached // 16), progress.held_blocks)
+        if held - progress.held_blocks > self.blocks.free_blocks:
+            return
+        generated = max(0, cached - progress.prompt_tokens + 1)
+        now = msgspec.structs.replace(
+            progress, cached_tokens=cached, generated_tokens=generated, held_blocks=held, shared_blocks=0
+        )
+        self.blocks.acquire([now])
+        self.blocks.publish([now])
+        self.running[i] = now
+        added, removed = self.blocks.take_changes()
+        assert self.kept.isdisjoint(added)
+        assert self.kept.issuperset(removed)
+        self.kept = self.kept.union(added).difference(removed)
+        self.keys[i] = self.requests[i].block_keys[: min(cached, progress.prompt_tokens) // 32]
+        own = sum(each.held_blocks for each in self.running.values())
+        private = own - 2 * sum(len(keys) for keys in self.keys.values())
+        assert self.kept.issuperset(key for keys in self.keys.values() for key in keys)
+        assert 32 * len(self.kept) + 16 * private <= self.capacity
+        if removed:  # no more than was in the way
+            assert 32 * (len(self.kept) + 1) + 16 * private > self.capacity
+
+    def leave(self, progress):
+        self.blocks.release(progress)
+        del self.running[progress.request_id], self.keys[progress.request_id]
+
+    def check(self):
+        self.blocks.check(list(self.running.values()))
+        used = 2 * len({key for keys in self.keys.values() for key in keys})
+        own = sum(each.held_blocks - 2 * len(self.keys[i]) for i, each in self.running.items())
+        assert self.blocks.free_blocks == self.capacity // 16 - used - own
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ccaaal"), st.integers(0, 1), st.integers(1, 200), st.integers(1, 64)),
+        min_size=1,
+        max_size=40,
+    ),
+    st.integers(4, 32).map(lambda n: 16 * n),
+)
+def test_the_cache_never_loses_count(turns, capacity):
+    """Whatever comes, computes and leaves: kept, shared and free blocks are those of a recount (I3)."""
+    cache = Shared(capacity)
+    for what, family, tokens, new in turns:
+        some = list(cache.running.values())[tokens % len(cache.running)] if cache.running else None
+        if what == "c":
+            cache.come(family, tokens, new)
+        elif some is not None and what == "a":
+            cache.advance(some, min(new, max(some.pending_tokens, 1)))
+        elif some is not None:
+            cache.leave(some)
+        cache.check()
+    for progress in list(cache.running.values()):
+        cache.leave(progress)
+        cache.check()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(300, 420), min_size=1, max_size=6), st.integers(1, 80))
+def test_the_stage_of_a_refusal_says_what_was_too_small(prompts, outputs):
+    """The memory, for a request that has more tokens than fit into it; else the batching policy."""
+    rows = [(10.0 * i, tokens, outputs) for i, tokens in enumerate(prompts)]
+    log = Cluster(spec(VLLM(), 352, max_model_len=10**6), MODEL).run(requests(rows))
+    received = {i: len(times) for i, times in token_times_s(log)}
+    for record in log:
+        if isinstance(record, Rejected):
+            known = prompts[record.request_id] + received.get(record.request_id, 0)
+            assert record.stage == ("capacity" if known > 352 else "batching")
 
 
 def test_views_show_who_decodes_and_who_is_on_the_way():

@@ -66,6 +66,13 @@ def is_bottleneck(card, flows, flow):
     return sum(rates) >= card.bytes_per_s - 1e-6 and flow.rate_bytes_per_s >= max(rates) - 1e-6
 
 
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan])
+def test_a_network_without_a_rate_is_refused(rate):
+    """Nothing would ever arrive."""
+    with pytest.raises(ValueError, match="the rate must be positive"):
+        Network(EventLoop(), rate)
+
+
 class TestLaws:
     @settings(max_examples=80, deadline=None)
     @given(FLOWS)
@@ -83,7 +90,9 @@ class TestLaws:
     @given(
         st.lists(
             st.tuples(
-                st.sampled_from("abc"), st.sampled_from("cde"), st.sampled_from([math.inf, 0.0, 10.0, 40.0, 70.0])
+                st.sampled_from("abc"),
+                st.sampled_from("cde"),
+                st.sampled_from([math.inf, 0.0, 10.0, 25.0, 40.0, 60.0, 70.0]),
             ).filter(lambda flow: flow[0] != flow[1]),
             min_size=1,
             max_size=10,

@@ -1,5 +1,7 @@
 """The simulated prefill instance against a general instance under `PrefillOnly`: prompts alone and packed."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from drawn import REALISTIC
@@ -76,3 +78,17 @@ def test_packed_prompts_are_done_before_the_last_of_single_ones():
     assert packed[1].at_s == packed[2].at_s
     assert packed[2].at_s == pytest.approx(alone[2].at_s - REALISTIC.prefill.constant_s)
     assert packed[1].start_s == packed[2].start_s == alone[0].at_s
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 5), st.integers(1, 12))
+def test_prompts_in_the_cache_take_one_token_of_an_iteration_each(max_batch_tokens, count):
+    """Of prompts that come together, and are all there but for their last token, as many are packed as allowed."""
+    rows = [(at_s, 1024, 1, i) for at_s in (0.0, 10_000.0) for i in range(count)]
+    spec = ClusterSpec.disaggregated(
+        prefill_nodes=1, decode_nodes=1, max_batch_tokens=max_batch_tokens, cache_tokens=10**6
+    )
+    log = Cluster(spec, REALISTIC).run(requests_of(rows))
+    starts = Counter(r.start_s for r in log if isinstance(r, Prefilled) and r.request_id >= count)
+    whole, rest = divmod(count, max_batch_tokens)
+    assert list(starts.values()) == [max_batch_tokens] * whole + [rest] * (rest > 0)

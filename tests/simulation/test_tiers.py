@@ -8,7 +8,7 @@ from families import requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.cluster import ClusterSpec
+from mooncake_lab.cluster import Attempt, ClusterSpec
 from mooncake_lab.conductor import (
     KVCacheCentric,
     LoadBalance,
@@ -16,9 +16,18 @@ from mooncake_lab.conductor import (
 )
 from mooncake_lab.core import Moved, Prefilled, Request, TracedRequest
 from mooncake_lab.metrics import check_log, reused_share, tier_hit_rates, ttft_s
-from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
+from mooncake_lab.perf import (
+    CppGroup,
+    DecodeLatency,
+    HybridLatency,
+    LatencyModel,
+    LinkLatency,
+    PrefillLatency,
+    model_shape,
+)
 from mooncake_lab.simulation import Cluster, Failure, SimulationOptions
 from mooncake_lab.simulation.instances import PrefillService, PromptPart
+from mooncake_lab.simulation.kv_transfer import PrefillJob
 from mooncake_lab.simulation.pool import PrefixPool
 
 SHAPE = model_shape("llama3-70b")
@@ -110,6 +119,53 @@ def test_overlap_hides_all_but_one_layer(tokens, share, of_those):
         ready += read_s / SHAPE.layers
         done = max(done, ready) + compute_s / SHAPE.layers
     assert service.finish_s([PromptPart(tokens, reused, from_ssd)]) == [pytest.approx(done)]
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=3), st.floats(0, 1), st.integers(1, 4))
+def test_reading_ends_all_nodes_of_a_group_later(parts, share, nodes):
+    """Each node is done as much later as the last one, which is done as a single one with that computation is."""
+    group = CppGroup(
+        prefill=MODEL.prefill,
+        shape=SHAPE,
+        nodes=nodes,
+        chunk_tokens=512,
+        link=LinkLatency(1e12),
+        chunk_constant_s=0.0,
+    )
+    service, tokens = PrefillService(MODEL, group), sum(parts) + 1
+    reused = int(share * (tokens - 1))
+    free_s = [0.1 * place for place in range(nodes)]
+    without, reading = (service.finish_s([PromptPart(tokens, reused, ssd)], free_s) for ssd in (0, reused))
+    assert reading[-1] == pytest.approx(MODEL.beside_ssd_s(without[-1], reused))
+    assert [b - a for a, b in zip(without, reading, strict=True)] == pytest.approx(
+        [reading[-1] - without[-1]] * nodes
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 8)), min_size=1, max_size=6),
+    st.tuples(st.integers(0, 2), st.integers(1, 8)),
+    st.sampled_from([100.0, 900.0, 1500.0, 4000.0]),
+)
+def test_what_is_on_ssd_is_read_where_that_is_faster(kept, last, tokens_per_s):
+    """All that a node holds of a prompt, or only what is before the first block on SSD: whichever ends first."""
+    model = replace(MODEL, ssd=LinkLatency(SHAPE.kv_bytes_per_token * tokens_per_s))
+    cluster = Cluster(spec(ssd_tokens=8 * 512), model)
+    pool, node = cluster.pool, cluster._prefill["prefill-0"]
+    for i, (number, blocks) in enumerate(kept):
+        pool.keep("prefill-0", family(i, 0.0, number, blocks).request)
+    request = family(9, 0.0, *last).request
+    held, in_dram = pool.matched("prefill-0", request), pool.before_ssd("prefill-0", request)
+
+    def seconds(blocks):
+        reused = min(blocks * 512, request.input_tokens - 1)
+        below = min(pool.on_ssd("prefill-0", request.block_keys[:blocks]) * 512, reused)
+        (end_s,) = PrefillService(model).finish_s([PromptPart(request.input_tokens, reused, below)])
+        return end_s
+
+    found = min(node._most_blocks(PrefillJob(Attempt(9, 1), request, None), ()), held)
+    assert seconds(found) == min(seconds(held), seconds(held if in_dram is None else in_dram))
 
 
 class Fetching:
