@@ -42,15 +42,22 @@ def test_decode_load_is_the_step_over_its_limit():
     np.testing.assert_allclose(load, [0.0, 0.25, 0.0])
 
 
-def test_a_step_that_grows_is_read_where_it_is():
-    """A stretch whose steps grow has its last step's length at its end."""
-    grown = DecodeStretch(
-        at_s=0.1 * 10 + 45 * 0.01, instance="d", start_s=0.0, steps=10, first_step_s=0.1, step_growth_s=0.01,
-        request_ids=(1,),
-    )  # fmt: skip
-    early, late = decode_load_series([grown], np.array([0.0, 1.449]), 1, LIMITS)
-    assert early == pytest.approx(1.0)
-    assert late == pytest.approx(2.0, rel=0.01)
+STRETCHES = st.builds(
+    lambda start_s, steps, first_s, growth_s: DecodeStretch(
+        at_s=start_s + steps * first_s + steps * (steps - 1) / 2 * growth_s, instance="d", start_s=start_s,
+        steps=steps, first_step_s=first_s, step_growth_s=growth_s, request_ids=(1,),
+    ),
+    st.floats(0, 50), st.integers(1, 30), st.floats(0.01, 1), st.floats(0, 0.1),
+)  # fmt: skip
+
+
+@given(STRETCHES, st.floats(0, 0.99))
+def test_a_step_under_way_lasts_as_long_as_its_share_of_the_stretch_says(stretch, share):
+    """From the first step at the beginning to a growth beyond the last at the end, wherever the stretch lies."""
+    at_s = np.array([stretch.start_s + share * (stretch.at_s - stretch.start_s) + 1e-9])
+    (load,) = decode_load_series([stretch], at_s, 2, LIMITS)
+    step_s = stretch.first_step_s + share * stretch.steps * stretch.step_growth_s
+    assert load == pytest.approx(step_s / 0.1 / 2, rel=1e-5)
 
 
 def test_waste_is_prefill_of_the_refused():
@@ -76,12 +83,12 @@ def test_what_has_no_correlation_is_refused():
         lagged_correlation(np.ones(20), np.arange(20.0), 2)
 
 
-@given(st.sampled_from([20.0, 25.0, 40.0, 50.0]), st.floats(0.05, 0.4))
-def test_period_and_swing_of_a_sine(period, amplitude):
-    """The period comes back, and the swing is nearly twice the amplitude."""
+@given(st.sampled_from([20.0, 25.0, 40.0, 50.0]), st.floats(0.05, 0.4), st.floats(-1, 1))
+def test_period_and_swing_of_a_sine(period, amplitude, trend):
+    """The period comes back, beside a trend as well, and the swing is nearly twice the amplitude."""
     at_s = np.arange(0.0, 400.0, 2.0)
     load = 0.5 + amplitude * np.sin(2 * np.pi * at_s / period)
-    assert period_s(load, 2.0) == pytest.approx(period, rel=0.05)
+    assert period_s(load + trend * at_s, 2.0) == pytest.approx(period, rel=0.05)
     assert 1.7 * amplitude < swing(load) <= 2 * amplitude + 1e-9
 
 

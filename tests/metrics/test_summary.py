@@ -1,13 +1,22 @@
 """A run in one row, by hand; and that of a log that is not kept."""
 
+from collections import defaultdict
+
 import pytest
 from drawn import REALISTIC, REQUESTS, clusters, simulated
 from families import requests_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.core import SLO, Arrived, DecodeStretch, Finished, FirstToken, Prefilled, Rejected
-from mooncake_lab.metrics import RunningSummary, prefill_gpu_s, reused_share, run_summary
+from mooncake_lab.core import SLO, Arrived, CacheChanged, DecodeStretch, Finished, FirstToken, Prefilled, Rejected
+from mooncake_lab.metrics import (
+    RunningSummary,
+    effective_request_capacity,
+    prefill_gpu_s,
+    request_table,
+    reused_share,
+    run_summary,
+)
 from mooncake_lab.simulation import Cluster
 
 
@@ -37,7 +46,7 @@ LOG = [
 
 def test_three_requests_by_hand():
     """Counts, means and shares of a log small enough to add up on paper."""
-    found = run_summary(LOG, SLO(ttft_s=3.0, tbt_s=3.0))
+    found = run_summary(LOG, SLO(ttft_s=2.0, tbt_s=3.0))  # which request 0 just keeps
     assert (found["requests"], found["finished"], found["rejected"]) == (3, 2, 1)
     assert found["ttft_mean_s"] == 3.0
     assert found["effective_request_capacity"] == pytest.approx(1 / 3)
@@ -60,20 +69,52 @@ def test_nobody_served_is_said():
     assert reused_share(LOG[2:4]) == 0.0
 
 
-@settings(max_examples=40, deadline=None)
+STRICT = SLO(ttft_s=0.5, tbt_s=0.03)
+
+
+def numbers(log, tbt, prefill_group):
+    """The summary from the table of requests, and from the union of prefill spans."""
+    table = request_table(log)
+    ttft, between = (table[name].dropna() for name in ("ttft_s", f"tbt_{tbt}_s"))
+    counts = table["end"].value_counts()
+    spans, busy_s = defaultdict(list), 0.0
+    for record in log:
+        if isinstance(record, Prefilled):
+            spans[record.instance].append((record.start_s, record.at_s))
+    for of_instance in spans.values():
+        end_s = 0.0
+        for start_s, at_s in sorted(of_instance):
+            busy_s += max(at_s - max(start_s, end_s), 0.0)
+            end_s = max(end_s, at_s)
+    return {
+        "requests": len(table),
+        "finished": counts.get("finished", 0),
+        "rejected": counts.get("rejected", 0),
+        "ttft_mean_s": ttft.mean() if len(ttft) else None,
+        **{f"ttft_p{p}_s": ttft.quantile(p / 100) if len(ttft) else None for p in (50, 90, 99)},
+        "tbt_mean_s": between.mean() if len(ttft) else None,
+        "tbt_p90_s": between.quantile(0.9) if len(ttft) else None,
+        "effective_request_capacity": effective_request_capacity(table, STRICT, tbt=tbt),
+        "token_hit_rate": reused_share(log),
+        "prefill_gpu_s_per_request": prefill_group * busy_s / len(table),
+        "output_tokens": table["output_tokens"].sum(),
+        "simulated_s": [record.at_s for record in log if not isinstance(record, CacheChanged)][-1],
+    }
+
+
+@settings(max_examples=60, deadline=None)
 @given(REQUESTS, clusters(), st.none() | st.floats(0.5, 8.0), st.sampled_from(["fast", "arxiv"]))
-def test_a_log_that_is_not_kept_has_the_same_summary(rows, drawn, until_s, tbt):
-    """Of any cluster, deaths and a horizon included; a group's prefill occupies all its nodes."""
+def test_a_summary_has_the_numbers_of_the_table_of_requests(rows, drawn, until_s, tbt):
+    """Of any cluster, cut or not, read at once or while it runs; groups of prefill nodes and deaths included."""
     spec, options = drawn
     group = spec.pools[0].prefill_group
-    running = RunningSummary(SLO(), tbt, prefill_group=group)
+    running = RunningSummary(STRICT, tbt, prefill_group=group)
     assert Cluster(spec, REALISTIC, options, log=running.read).run(requests_of(rows), until_s) == []
     log = simulated(drawn).run(requests_of(rows), until_s)
     if any(isinstance(record, Arrived) for record in log):
-        expected = run_summary(log, SLO(), tbt=tbt, prefill_group=group)
-        assert running.numbers() == expected
-        alone = run_summary(log, SLO())["prefill_gpu_s_per_request"]
-        assert expected["prefill_gpu_s_per_request"] == pytest.approx(group * alone)
+        found = run_summary(log, STRICT, tbt=tbt, prefill_group=group)
+        assert running.numbers() == found
+        assert found == {name: pytest.approx(value) for name, value in numbers(log, tbt, group).items()}
 
 
 def test_nothing_has_no_summary():
