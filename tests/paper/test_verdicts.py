@@ -188,7 +188,7 @@ def test_a_lower_bound_is_neither_reproduced_nor_missed():
     def bounded(ours):
         return judge(525.0, ours, yardstick, evidence="simulated", bound="at least")
 
-    assert bounded(100.0) is bounded(525.0) is bounded(787.0) is Verdict.AT_LEAST
+    assert bounded(100.0) is bounded(525.0) is bounded(787.5) is Verdict.AT_LEAST
     assert bounded(800.0) is Verdict.DIRECTION_ONLY
     assert bounded(0.0) is Verdict.NOT_REPRODUCED
 
