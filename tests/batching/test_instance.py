@@ -125,23 +125,6 @@ def decode(request_id, cached):
 
 
 class TestInFlight:
-    def test_a_request_in_flight_is_left_out(self):
-        """Until its iteration is applied, a request is neither shown nor given another one; its place is taken."""
-        policy = Scripted([piece(0, 4), piece(1, 4), piece(0, 4, 4)])
-        one = instance(policy, limits(requests=2))
-        for request_id in (0, 1):
-            one.enqueue(request(request_id, 9))
-        first = one.plan()
-        second = one.plan()
-        assert policy.seen[:2] == ([1], [])
-        assert (policy.seen[2].max_requests, policy.seen[2].free_blocks) == (1, 11)
-        assert one.plan().is_empty  # both places are in flight
-        one.apply(first)
-        one.plan()
-        assert policy.seen[:2] == ([], [0])
-        one.apply(second)
-        one.check()
-
     def test_applying_twice_is_refused(self):
         """An iteration is counted once."""
         one = instance(Scripted([piece(0, 4)]))
@@ -286,7 +269,12 @@ class Run:
 
     def step(self):
         in_flight = {segment.request_id for plan in self.in_flight for segment in plan.segments}
+        free_blocks, places = self.instance.blocks.free_blocks, self.instance.limits.max_requests - len(in_flight)
         plan = self.instance.plan()
+        if places:
+            _, resting, limits = self.instance.seen
+            assert (limits.free_blocks, limits.max_requests) == (free_blocks, places)
+            assert in_flight.isdisjoint([request.request_id for request in resting])
         assert in_flight.isdisjoint([segment.request_id for segment in plan.segments])
         assert in_flight <= self.instance.running.keys()
         assert all(request.shared_blocks == 0 for request in self.instance.running.values())

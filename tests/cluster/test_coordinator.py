@@ -365,22 +365,6 @@ def test_backlog():
     assert (worker.prefill_view(0, 2.0).queued_requests, worker.assigned_requests) == (1, 2)
 
 
-def test_old_views():
-    """Loads may be as old as the spec says, prefix matches and failures never."""
-    run = make_runtime(view_age_s=1.0, placement=LoadBalance())
-    made = request(5)
-    assert run.coordinator.view(made, 0.0).taken_at_s == 0.0
-    arrive(run)
-    run.report(CacheChanged(at_s=0.0, instance="prefill-0", added=made.block_keys))
-    view = run.coordinator.view(made, 1.0)
-    assert (view.taken_at_s, view.prefill[0].queued_requests, view.prefill[0].matched_blocks) == (0.0, 0, 4)
-    view = run.coordinator.view(made, 1.1)
-    assert (view.taken_at_s, view.prefill[0].queued_requests) == (1.1, 1)
-    del run.up["prefill-1"]
-    run.tell(c.WorkerDown, worker="prefill-1")
-    assert len(run.coordinator.view(made, 1.2).prefill) == 1
-
-
 def test_one_cache_for_all():
     """Workers that share a cache match the same, until the last of them is down."""
     run = make_runtime(("decode-0",))

@@ -47,7 +47,7 @@ def test_only_the_blocks_that_are_copied_are_read(on_ssd, reads):
 
 @given(st.floats(0.01, 3), st.lists(st.floats(0, 2), min_size=1, max_size=8))
 def test_loads_in_a_view_are_as_old_as_is_allowed_and_matches_are_of_now(age_s, pauses_s):
-    """A view is taken anew when it became too old; a worker without a cache matches nothing."""
+    """A view is taken anew when it became too old, or a worker failed; one without a cache matches nothing."""
     workers = WorkerTable(age_s)
     for name, cache in (("p", "p"), ("q", None)):
         workers.add(WorkerUp(at_s=0.0, worker=name, role="prefill", capacity_tokens=10**6, cache=cache))
@@ -62,3 +62,5 @@ def test_loads_in_a_view_are_as_old_as_is_allowed_and_matches_are_of_now(age_s, 
         view = workers.view(REQUEST, now_s, History())
         assert (view.taken_at_s, view.prefill[0].queued_requests) == (taken_s, seen)
         assert [one.matched_blocks for one in view.prefill] == [min(i + 1, 4), 0]
+    workers.remove("p")
+    assert [one.name for one in workers.view(REQUEST, now_s, History()).prefill] == ["q"]

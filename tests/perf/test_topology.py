@@ -33,6 +33,12 @@ def test_every_byte_travels_once_over_cards_that_work(size, failed, seed):
         assert max(sent.values()) - min(sent.values()) <= SLICE_BYTES
 
 
+def test_transfers_begin_at_any_near_card():
+    """Each card that is near takes the first slice of some transfer."""
+    firsts = [plan_transfer(1, (SERVER, "cpu:0"), (SERVER, "cuda:1"), seed=seed)[0] for seed in range(40)]
+    assert {piece.local_card for piece in firsts} == {"a", "b"}
+
+
 def test_both_ends_choose_for_themselves():
     """The sender's cards are near the source, the receiver's near the destination."""
     slices = plan_transfer(4 * SLICE_BYTES, (SERVER, "cuda:0"), (SERVER, "cuda:1"))

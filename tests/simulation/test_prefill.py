@@ -3,7 +3,6 @@
 from collections import Counter
 
 import numpy as np
-import pytest
 from drawn import REALISTIC
 from families import requests_of
 from hypothesis import given, settings
@@ -68,16 +67,6 @@ def test_prompts_are_computed_as_by_a_general_instance(rows, max_batch_tokens):
     found, expected = prefilled(rows, max_batch_tokens), in_general(rows, max_batch_tokens)
     assert [r.request_id for r in found] == [i for i, _, _ in expected]
     np.testing.assert_allclose([(r.start_s, r.at_s) for r in found], [span for _, *span in expected], atol=1e-9)
-
-
-def test_packed_prompts_are_done_before_the_last_of_single_ones():
-    """Two short prompts wait behind a long one: packed, they pay one constant of an iteration and end together."""
-    rows = [(0.0, 9000), (0.1, 200), (0.2, 300)]
-    alone, packed = prefilled(rows), prefilled(rows, 1000)
-    assert packed[0] == alone[0]
-    assert packed[1].at_s == packed[2].at_s
-    assert packed[2].at_s == pytest.approx(alone[2].at_s - REALISTIC.prefill.constant_s)
-    assert packed[1].start_s == packed[2].start_s == alone[0].at_s
 
 
 @settings(max_examples=20, deadline=None)
