@@ -361,7 +361,7 @@ def test_the_cache_never_loses_count(turns, capacity):
 def test_the_stage_of_a_refusal_says_what_was_too_small(prompts, outputs):
     """The memory, for a request that has more tokens than fit into it; else the batching policy."""
     rows = [(10.0 * i, tokens, outputs) for i, tokens in enumerate(prompts)]
-    log = Cluster(spec(VLLM(), 352, max_model_len=10**6), MODEL).run(requests(rows))
+    log = Cluster(spec(VLLM(), 352, max_request_tokens=10**6), MODEL).run(requests(rows))
     received = {i: len(times) for i, times in token_times_s(log)}
     for record in log:
         if isinstance(record, Rejected):

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import numpy as np
+import pytest
 from drawn import REALISTIC
 from families import requests_of
 from hypothesis import given, settings
