@@ -9,6 +9,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -33,6 +34,8 @@ _WORDS: Final = re.compile(
 )
 """Number words that state a size: fractions, multiples and percentages."""
 
+_PASSAGES_KEPT: Final = 512
+"""Each is asked for again with every statement about it."""
 _BLANK: Final = "\0"
 _DIRECTIVES: Final = "exercise|solution|hint|note|tip|warning|admonition|figure|dropdown|glossary|list-table"
 _NAMED: Final = (
@@ -160,10 +163,11 @@ def _without_fences(text: str) -> str:
     return "".join(lines)
 
 
-def numerals(text: str) -> list[tuple[int, int]]:
+@lru_cache(maxsize=_PASSAGES_KEPT)
+def numerals(text: str) -> tuple[tuple[int, int], ...]:
     """The spans of the numerals, and of the number words that state a size."""
     blank = masked(text)
-    return sorted(found.span() for kind in (_FOUND, _WORDS) for found in kind.finditer(blank))
+    return tuple(sorted(found.span() for kind in (_FOUND, _WORDS) for found in kind.finditer(blank)))
 
 
 def _passages(cell: Mapping[str, Any]) -> Iterator[Passage]:

@@ -107,9 +107,8 @@ def equal_work_bounds(cost: Runahead, tokens: int, processes: int) -> list[int]:
     whole_s, bounds = cost.work_s(tokens), list[int]()
     for process in range(1, processes):
         target_s = whole_s * process / processes
-        slope = linear + sqrt(
-            linear * linear + 4 * half * target_s
-        )  # zero also where work is too little for a float
+        # zero also where the work is too little for a float
+        slope = linear + sqrt(linear * linear + 4 * half * target_s)
         root = 2 * target_s / slope if slope else 0.0
         low = bounds[-1] + 1 if bounds else 1
         bounds.append(min(max(round(root), low), tokens - processes + process))

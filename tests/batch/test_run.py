@@ -3,12 +3,14 @@
 import io
 import json
 import os
+import sys
 from pathlib import Path
 
 from rich.console import Console
 
 from mooncake_lab.batch import Outcome, plan, run
 from mooncake_lab.batch.notebook import read_notebook
+from mooncake_lab.batch.plan import MARK
 from mooncake_lab.batch.run import execute
 
 
@@ -37,7 +39,7 @@ def stderr_of(path: Path) -> str:
 
 
 def test_executes_then_keeps(repository):
-    """The first run executes and records; the second finds everything done; another scale or force does not.
+    """The first run executes and records; the second finds everything done; another scale does not.
 
     A reader sees the parameters twice only if the second are others.
     """
@@ -48,12 +50,10 @@ def test_executes_then_keeps(repository):
     second, shown = execute_all(repository)
     assert {outcome.status for outcome in second.values()} == {"cached"}
     assert shown.split() == ["alpha", "up", "to", "date", "beta", "up", "to", "date"]
-    third, _ = execute_all(repository, scale="smoke", topics=["alpha"])
+    third, _ = execute_all(repository, scale="smoke", topics=["alpha"], watched=True)
     assert third["alpha"].status == "executed"
     assert (repository / "numbers" / "alpha.json").read_text() == '{"scale": "smoke", "seed": 0}'
     assert not hides_injected(repository)
-    forced, _ = execute_all(repository, scale="smoke", topics=["alpha"], force=True, watched=True)
-    assert forced["alpha"].status == "executed"
 
 
 def hides_injected(root):
@@ -62,25 +62,37 @@ def hides_injected(root):
     return "remove-cell" in cell.tags
 
 
-def test_a_gathering_notebook_runs_last_and_follows_what_it_gathers(repository, write_notebook):
-    """It finds the numbers of its own run, is kept while they stay, and runs again when they change."""
-    read = "from pathlib import Path\n\nprint(Path(out_dir, 'alpha.json').read_text())"
-    path = repository / "notebooks" / "00_sum.ipynb"
-    write_notebook(path, read)
+def test_a_gathering_notebook_runs_last_and_follows_what_it_gathers(repository, write_notebook, monkeypatch):
+    """It is kept while the numbers of the others stay, and runs again when they change; force runs everything."""
+    path = write_notebook(repository / "notebooks" / "00_sum.ipynb", "1")
     notebook = json.loads(path.read_text())
     notebook["cells"][0]["metadata"]["tags"].append("gathers")
     path.write_text(json.dumps(notebook))
-    first, _ = execute_all(repository)
-    assert first["sum"].status == "executed", first["sum"].error
-    second, _ = execute_all(repository)
-    assert second["sum"].status == "cached"
+    ran = []
+
+    def pretend(todo, _workers, _threads, finished, _executor):
+        """Execute nothing, and leave behind what an execution leaves."""
+        for job in todo:
+            copy, record = job.root / job.output, job.root / job.record
+            for made in (copy, record):
+                made.parent.mkdir(exist_ok=True)
+            copy.write_text(
+                json.dumps({"cells": [], "metadata": {MARK: {"digest": job.digest, "recorded": True}}})
+            )
+            record.write_text("{}")
+            ran.append(job.topic)
+            finished(Outcome(job=job, status="executed"))
+
+    monkeypatch.setattr(sys.modules[run.__module__], "_execute_all", pretend)
+    execute_all(repository)
+    assert ran == ["alpha", "beta", "sum"]
+    execute_all(repository)
+    assert ran == ["alpha", "beta", "sum"]
     (repository / "numbers" / "gamma.json").write_text("{}")
     third, _ = execute_all(repository)
-    assert {topic: each.status for topic, each in third.items()} == {
-        "sum": "executed",
-        "alpha": "cached",
-        "beta": "cached",
-    }
+    assert [third[topic].status for topic in ("alpha", "beta", "sum")] == ["cached", "cached", "executed"]
+    execute_all(repository, force=True)
+    assert ran == ["alpha", "beta", "sum", "sum", "alpha", "beta", "sum"]
 
 
 def test_failure_names_the_cell_and_leaves_the_notebook(repository, write_notebook):
