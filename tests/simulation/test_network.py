@@ -21,15 +21,6 @@ def run(flows, rate=100.0, latency_s=0.0):
 
 
 class TestByHand:
-    def test_duplex(self):
-        """Sending and receiving do not share."""
-        assert run([(0.0, "a", "b", 100.0), (0.0, "b", "a", 100.0)]) == [1.0, 1.0]
-
-    def test_what_one_cannot_use_the_others_have(self):
-        """The card of a is the limit of two flows; the third has all that they leave of c."""
-        flows = [(0.0, "a", "c", 100.0), (0.0, "a", "d", 100.0), (0.0, "a", "e", 100.0), (0.0, "b", "c", 200.0)]
-        assert run(flows) == pytest.approx([3.0, 3.0, 3.0, 3.0])
-
     def test_paced_flow_keeps_its_pace_until_it_is_released(self):
         """A flow of 20 bytes/s leaves 80 to another, has 40 of 100 bytes left after 3 s, and then half a card."""
         loop = EventLoop()

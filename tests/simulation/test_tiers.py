@@ -272,12 +272,6 @@ class TestThePriceOfReading:
 
     SLOW = replace(MODEL, ssd=LinkLatency(SHAPE.kv_bytes_per_token * 100.0))
 
-    def test_a_slow_ssd_is_not_worse_than_none(self):
-        """The third prompt is computed where that takes less time than to read it."""
-        with_ssd = Cluster(spec(ssd_tokens=4 * 512), self.SLOW).run(THREE)
-        without = Cluster(spec(), MODEL).run(THREE)
-        assert ttft_s(with_ssd)[2] <= ttft_s(without)[2] * (1 + 1e-9)
-
     def test_what_is_read_is_in_the_estimate(self):
         """The Conductor expects the TTFT that a request has, also where its prefix is on SSD."""
         expected = {}
