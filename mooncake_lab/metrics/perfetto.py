@@ -87,7 +87,7 @@ def write_perfetto(path: Path, records: Iterable[Record]) -> None:
     """Write a log as a file that ui.perfetto.dev opens; it appears complete or not at all."""
     encoder = msgspec.json.Encoder()
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb", buffering=1 << 20) as file:
+    with partial.open("wb") as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         for number, event in enumerate(trace_events(records)):
             file.write(b",\n" if number else b"")

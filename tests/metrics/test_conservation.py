@@ -137,6 +137,12 @@ def test_dropping_a_cause_is_always_noticed(at):
     assert check_log(GOOD[:at] + GOOD[at + 1 :]) != ()
 
 
+def test_work_may_take_no_time():
+    """What begins and ends at one moment breaks nothing."""
+    log = (arrived(at_s=1.0), placed(at_s=1.0), prefilled(start_s=1.0, at_s=1.0), *GOOD[3:])
+    assert check_log(log) == ()
+
+
 def test_a_block_may_come_and_not_stay():
     """What comes and leaves in one change is in both lists, and may come again."""
     assert check_log((cached(added=(1, 2), removed=(1,)), cached(added=(1,), removed=(2, 1)))) == ()

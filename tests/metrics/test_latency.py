@@ -20,6 +20,7 @@ from mooncake_lab.metrics import (
     token_times_s,
     ttft_s,
 )
+from mooncake_lab.metrics.latency import tbt_of_gaps_s
 
 GAPS = st.lists(st.floats(0.001, 100.0), min_size=1, max_size=60)
 
@@ -95,13 +96,19 @@ def test_the_request_table_says_how_each_request_ended():
     assert math.isnan(table.loc[1, "finish_s"])
 
 
-def test_a_share_of_gaps_is_rounded_up_exactly():
-    """Twenty gaps count two, seventy count seven although 0.1 * 70 is above 7 in binary, eleven count two."""
-    assert tbt_longest_gaps_s(times([0.1] * 18 + [3.0, 5.0])) == pytest.approx(4.0)
-    assert tbt_longest_gaps_s(times([1.0] * 63 + [8.0] * 7)) == pytest.approx(8.0)
-    assert tbt_longest_gaps_s(times([1.0] * 10 + [3.0])) == pytest.approx(2.0)
-    with pytest.raises(ValueError, match="share of longest gaps is 0"):
-        tbt_longest_gaps_s(times([1.0]), share=0)
+@given(st.lists(st.floats(0.001, 100.0), min_size=1, max_size=100), st.integers(1, 10))
+def test_a_share_of_gaps_is_rounded_up_exactly(gaps, tenths):
+    """Of n gaps the longest n * tenths / 10 count, rounded up: seven of seventy, though 0.1 * 70 is above 7."""
+    count = -(-len(gaps) * tenths // 10)
+    longest = sorted(gaps)[-count:]
+    assert tbt_of_gaps_s(gaps, share=tenths / 10) == pytest.approx(np.mean(longest))
+
+
+def test_no_share_of_gaps_is_refused():
+    """A share is above 0 and at most 1."""
+    for share in (0, 1.1):
+        with pytest.raises(ValueError, match=f"share of longest gaps is {share}"):
+            tbt_longest_gaps_s(times([1.0]), share=share)
 
 
 @pytest.mark.parametrize("definition", [tbt_longest_gaps_s, tbt_mean_gap_s])
