@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.batching import (
@@ -51,6 +51,15 @@ REQUESTS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), min_size=
 WORLDS = st.tuples(REQUESTS, st.integers(8, 20), st.integers(1, 4), st.sampled_from([1, 4]))
 
 
+PLANS = {
+    "decodes": ([("prefill", 9, 0, True)], ("decode", 1, 9, True)),
+    "goes on": ([("prefill", 4, 0, False)], ("prefill", 2, 4, False)),
+    "begins": ([], ("prefill", 2, 0, False)),
+    "arrives": ([], ("decode", 1, 3, True)),
+}
+"""What a request does in a plan, by what it did in the one before: kind, new and cached tokens, emits."""
+
+
 class TestSteadiness:
     def test_decodes_repeat_until_blocks_run_out(self):
         """Two decodes that hold two of four blocks of four tokens fill all four before the plan changes."""
@@ -75,13 +84,26 @@ class TestSteadiness:
         assert one.steady_steps(plan) == (92 - 4) // 8
         assert one.apply(plan, 11)[0].pending_tokens == 4
 
-    def test_a_request_left_out_ends_the_repetition(self):
-        """A plan that leaves a running request out is not taken to repeat."""
-        one = instance(Steady([piece(0, 3, emits=True) + piece(1, 3, emits=True), decode(0, 3)]))
-        for request_id in (0, 1):
-            one.enqueue(request(request_id, 3))
-        one.apply(one.plan())
-        assert one.steady_steps(one.plan()) == 1
+    @given(st.lists(st.tuples(st.sampled_from(list(PLANS)), st.booleans()), min_size=1, max_size=4))
+    def test_a_plan_repeats_as_often_as_its_policy_promises(self, states):
+        """Unless it leaves out a request that runs, or computes the first piece of a prompt."""
+        first, second = ([], [])
+        for i, (state, is_planned) in enumerate(states):
+            before, then = PLANS[state]
+            first += [Segment(i, *fields) for fields in before]
+            second += [Segment(i, *then)] * is_planned
+        assume(second)
+        one = instance(Steady([first, second] if first else [second], 7), limits(blocks=40, requests=4, tokens=48))
+        for i, (state, _) in enumerate(states):
+            arrived = {"cached_tokens": 3, "generated_tokens": 1} if state == "arrives" else {}
+            one.enqueue(request(i, 3 if arrived else 9, **arrived))
+        if first:
+            one.apply(one.plan())
+        changes = any(
+            not is_planned if state in {"decodes", "goes on"} else is_planned and state == "begins"
+            for state, is_planned in states
+        )
+        assert one.steady_steps(one.plan()) == (1 if changes else 7)
 
     @pytest.mark.parametrize("steps", [-3, 0, 7])
     def test_a_plan_repeats_at_least_once(self, steps):

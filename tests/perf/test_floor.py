@@ -52,6 +52,13 @@ def test_a_model_at_the_peak_passes_and_every_stage_is_probed():
     assert {probe.stage for probe in probes} == {"prefill", "decode", "hybrid", "transfer", "load from dram"}
 
 
+def test_a_prefix_in_gpu_memory_is_not_bounded_by_the_host_link():
+    """Only a model that loads reused prefixes has the host link in the floor of a prefill."""
+    model = model_at_share(1.0)
+    resident = dataclasses.replace(model, prefill=dataclasses.replace(model.prefill, load_s_per_token=0.0))
+    assert min(probe.ratio for probe in check_floor(resident, NODE)) >= 1
+
+
 def test_half_the_peak_takes_at_least_twice_the_floor_on_links():
     """Ratios are predicted over floor."""
     links = [probe for probe in probe_floor(model_at_share(0.5), NODE) if probe.stage == "transfer"]

@@ -87,6 +87,20 @@ def test_the_linear_part_is_all_that_is_gained(setting):
     assert together.chunk_attention_s >= alone.chunk_attention_s - 1e-12
 
 
+@given(settings, st.integers(1, 60))
+def test_a_round_is_the_sum_of_its_iterations(setting, chunk):
+    """Where each piece has equally many decodes beside it: all pieces of all prompts, then the other decodes."""
+    batch, pieces, each = setting
+    seats = batch - 1
+    steps = pieces * min(each, seats) + max(each - seats, 0)  # those beyond the seats decode alone
+    work = Workload(prompt_tokens=chunk * pieces, decode_steps=steps, batch=batch)
+    found, context = piggyback_round(COST, work, chunk + seats), work.mean_context_tokens
+    beside = min(each, seats)
+    mixed_s = sum(COST.step_s(chunk, chunk * piece, beside, beside * context) for piece in range(pieces))
+    alone_s = COST.step_s(0, 0, batch, batch * context)
+    assert found.seconds == pytest.approx(batch * mixed_s + (steps - pieces * beside) * alone_s)
+
+
 @given(settings)
 def test_filled_chunks_never_need_more_iterations(setting):
     """Chunks that grow into empty seats need at most as many iterations as fixed ones."""

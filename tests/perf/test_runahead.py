@@ -13,6 +13,7 @@ from mooncake_lab.perf.runahead import (
     best_bounds,
     equal_work_bounds,
     even_bounds,
+    gathered_s,
     runahead_s,
     traffic_tokens,
 )
@@ -118,6 +119,18 @@ def test_a_faster_link_never_hurts(cost, bounds, factor):
     """Time to the first token does not rise with bandwidth."""
     faster = replace(cost, link=LinkLatency(cost.link.bytes_per_s * factor, cost.link.latency_s))
     assert runahead_s(faster, bounds) <= runahead_s(cost, bounds) * (1 + 1e-12)
+
+
+@given(costs, st.integers(1, 50), st.integers(1, 6))
+def test_gathering_costs_the_last_slice_and_all_other_keys(cost, each, processes):
+    """Of even slices the last attends to most; a dense kernel computes the rest of its rectangle as well."""
+    tokens = each * processes
+    gather_s = cost.send_s(tokens - each) + cost.link.latency_s * (processes > 1)
+    layer_s = cost.slice_s(tokens - each, tokens) + gather_s
+    assert gathered_s(cost, tokens, processes, causal=True) == pytest.approx(cost.layers * layer_s)
+    masked = each * (each - 1) / 2
+    dense_s = cost.layers * (layer_s + cost.pair_s * masked)
+    assert gathered_s(cost, tokens, processes) == pytest.approx(dense_s)
 
 
 def test_front_loaded_slices_send_more():

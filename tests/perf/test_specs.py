@@ -69,6 +69,13 @@ def test_grouped_heads_shrink_the_cache_and_only_the_cache_grows_with_bytes():
     assert doubled.parameters == shape.parameters
 
 
+def test_a_size_of_one_is_a_size():
+    """One layer of one head that is one element wide is a model."""
+    sizes = ("layers", "width", "query_heads", "kv_heads", "head_width", "ffn_width", "ffn_matrices", "vocabulary")
+    one = dataclasses.replace(model_shape("lab-tiny"), **dict.fromkeys(sizes, 1), bytes_per_element=1)
+    assert (one.layer_parameters, one.kv_bytes_per_token) == (2 * (1 + 1) + 1, 2)
+
+
 @pytest.mark.parametrize(("field", "value"), [("layers", 0), ("kv_heads", 3), ("vocabulary", -1)])
 def test_impossible_shapes_are_refused(field, value):
     """A size below one, or heads that do not divide, is an error that names the model."""
