@@ -162,10 +162,6 @@ class PredictedLoad(RejectByLoad):
     load_name: ClassVar[str] = "predicted decode"
     """What a rejection calls the load."""
 
-    reserving: bool = field(default=False, kw_only=True)
-    """Count every request that was placed earlier, including those that will join later. Not in the paper: there,
-    a short prompt can take the place of a long one that was placed earlier, which is refused after its prefill."""
-
     def still_decodes(self, view: ClusterView, estimate: Estimator) -> StillDecodes:
         """What a subclass adds; here each request decodes for ever."""
         del view, estimate
@@ -180,8 +176,8 @@ class PredictedLoad(RejectByLoad):
         requests, tokens, instances = 1.0, float(request.input_tokens), len(view.decode)
         for instance in view.decode:
             for served in (*instance.decoding, *instance.coming):
-                if served.starts_s <= then_s or self.reserving:
-                    share = chance(served, max(then_s, served.starts_s))
+                if served.starts_s <= then_s:
+                    share = chance(served, then_s)
                     requests += share
                     tokens += share * served.input_tokens
         return estimate.decode_step_s(requests / instances, tokens / instances) / slo.tbt_s, self.load_name

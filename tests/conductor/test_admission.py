@@ -123,16 +123,14 @@ class Chances(PredictedLoad):
 
 
 class TestLoadPredicted:
-    @pytest.mark.parametrize(("reserving", "later"), [(False, []), (True, [(400, 110.0, 110.0)])])
-    def test_each_request_counts_by_its_chance(self, reserving, later):
+    def test_each_request_counts_by_its_chance(self):
         """A half of one that decodes, a quarter of each that comes, and the request itself, over two instances."""
-        policy = Chances(reserving=reserving)
+        policy = Chances()
         load, name = policy.decode_load(request(), placement(5.0), POOL, Linear(), LIMITS)
-        requests = 1 + 0.5 + 0.25 * (1 + len(later))
-        tokens = 100 + 0.5 * 200 + 0.25 * (300 + 400 * len(later))
+        requests, tokens = 1 + 0.5 + 0.25, 100 + 0.5 * 200 + 0.25 * 300
         assert load == pytest.approx((requests / 2 + tokens / 2 / 1000) / 0.5)
         assert name == "predicted decode"
-        assert policy.asked == [(200, 90.0, 105.0), (300, 101.0, 105.0), *later]
+        assert policy.asked == [(200, 90.0, 105.0), (300, 101.0, 105.0)]
 
     def test_a_request_that_joins_at_the_moment_counts(self):
         """A request that joins exactly then is there; if none leaves, all of them count whole."""
@@ -286,11 +284,6 @@ class TestWhichMoment:
         assert not admits(EarlyRejection(), crowd([90.0] * 9))
         assert admits(EarlyRejection(), crowd([], [101.0] * 9))
         assert not admits(EarlyRejection(with_coming=True), crowd([], [101.0] * 9))
-
-    def test_reserving_keeps_the_place_of_later_ones(self):
-        """With it, who was placed before counts also when he joins after."""
-        policy = PredictiveRejection(decode_s=8.0, reserving=True)
-        assert not admits(policy, crowd([], [103.0] * 9), ttft_s=2.0)
 
     @given(st.integers(0, 20), st.integers(0, 20), st.floats(0.1, 9.0))
     def test_counting_more_admits_less(self, present, coming, ttft_s):
