@@ -28,6 +28,7 @@ from mooncake_lab.conductor import (
     PlacementPolicy,
     Rejection,
     decide,
+    needs_of,
 )
 from mooncake_lab.core import SLO, Arrived, Finished, FirstToken, Placed, Record, Rejected, Request
 
@@ -161,7 +162,8 @@ class Attempts:
     ) -> None:
         self.requests: dict[int, RequestState] = {}
         """Those in flight."""
-        self.history = History()
+        needs = needs_of(spec.placement) | needs_of(spec.admission)
+        self.history = History(learns_lengths="lengths" in needs)
         self.commands: list[Command] = []
         """What the runtime is to do about the event under way."""
         self._spec = spec

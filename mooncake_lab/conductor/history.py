@@ -83,6 +83,8 @@ class History:
 
     window_s: float = 60.0
     """The period over which a view counts double checks."""
+    learns_lengths: bool = True
+    """Whether it counts the lengths of answers: it need not where no policy asks for them."""
     lengths: LengthHistogram = field(default_factory=LengthHistogram)
     _input_tokens: dict[int, int] = field(default_factory=dict)
     _checks: deque[tuple[float, int]] = field(default_factory=deque)  # time and request
@@ -93,7 +95,8 @@ class History:
         """Learn from one record of the log; views show nothing of the other kinds."""
         match record:
             case Arrived():
-                self._input_tokens[record.request_id] = record.input_tokens
+                if self.learns_lengths:
+                    self._input_tokens[record.request_id] = record.input_tokens
             case Finished():
                 self._shown.discard(record.request_id)
                 prompt_tokens = self._input_tokens.pop(record.request_id, None)

@@ -82,5 +82,5 @@ class ClusterView(_View, frozen=True, gc=False):
     prefill: tuple[PrefillView, ...]
     decode: tuple[DecodeView, ...]
     lengths: LengthHistogram = LengthHistogram()
-    """Lengths of the answers that have finished."""
+    """Lengths of the answers that have finished, where a policy of the cluster declares that it needs them."""
     recent: RecentView = RecentView()

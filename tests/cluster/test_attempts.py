@@ -1,9 +1,10 @@
 """What an attempt leaves behind when it fails, and what the Conductor expects of one under way."""
 
+import pytest
 from modelled import make_runtime, request
 
 from mooncake_lab import cluster as c
-from mooncake_lab.conductor import Placement
+from mooncake_lab.conductor import AdmitAll, LengthPredicting, Placement
 
 A, B = c.Attempt(0, 1), c.Attempt(0, 2)
 PAIR = ("prefill-0", "decode-0")
@@ -54,6 +55,18 @@ def test_a_request_on_its_way_is_expected_when_its_placement_says():
     move(run)
     view = worker.decode_view()
     assert ([one.starts_s for one in view.coming], [one.starts_s for one in view.decoding]) == ([], [20.0])
+
+
+@pytest.mark.parametrize(("admission", "answers"), [(AdmitAll(), 0), (LengthPredicting(), 1)])
+def test_views_count_answers_where_a_policy_needs_their_lengths(admission, answers):
+    """After one answer, a view holds it where the admission policy declares the need, and nothing else."""
+    run = make_runtime(PAIR, placement=Expects(), admission=admission)
+    arrive(run)
+    prefill(run)
+    move(run)
+    run.tell(c.DecodeStarted, attempt=A)
+    run.tell(c.RequestDone, attempt=A)
+    assert run.coordinator.view(request(1), run.now).lengths.longer[-1][0] == answers
 
 
 def test_a_token_shown_at_prefill_is_not_put_into_the_prompt_before_decode():

@@ -98,3 +98,12 @@ def test_who_is_refused_after_its_first_token_is_received_once():
     assert history.recent(3.0) == RecentView(10.0, 1, 1)
     assert history.recent(11.5) == RecentView(10.0, 1, 1)  # reckoned from the refusal
     assert history.recent(12.0) == RecentView(10.0, 0, 0)
+
+
+def test_lengths_that_no_policy_needs_are_not_counted():
+    """A history that learns no lengths shows none, and counts double checks as always."""
+    history = History(window_s=10.0, learns_lengths=False)
+    history.note(Arrived(at_s=0.0, request_id=0, input_tokens=100))
+    history.note(FirstToken(at_s=1.0, request_id=0))
+    history.note(Finished(at_s=5.0, request_id=0, output_tokens=7))
+    assert (history.lengths, history.recent(5.0)) == (LengthHistogram(), RecentView(10.0, 1, 0))
