@@ -88,7 +88,7 @@ class WorkerState:
             return self._plain_view
         view = PrefillView(
             self.name,
-            self._queued_s + max(0.0, running_s),
+            self._queued_s + running_s if running_s > 0 else self._queued_s,
             len(self.prompts),
             self.assigned_requests,
             matched_blocks,

@@ -117,7 +117,7 @@ def decide(
             f"request {request.id} cannot be placed: the view has {len(view.prefill)} prefill and"
             f" {len(view.decode)} decode instances; at least one of each is needed"
         )
-    most = max(instance.capacity_tokens for instance in view.decode)
+    most = max([instance.capacity_tokens for instance in view.decode])
     if request.input_tokens > most:
         reason = f"a prompt of {request.input_tokens} tokens; no decode instance holds more than {most}"
         return Rejection(request_id=request.id, stage="capacity", reason=reason)

@@ -93,20 +93,23 @@ class KVCacheCentric:
         """Line by line as printed (line numbers: FAST'25 Algorithm 1)."""
         best_blocks, holder = _best_match(view)  # lines 1-2: FindBestPrefixMatch
         best_tokens = _tokens(request, best_blocks)
-        best_ttft_s, chosen, fetches = math.inf, 0, False  # line 3
-        for i, instance in enumerate(view.prefill):  # line 4
-            if instance.backlog_s >= best_ttft_s:
+        best_ttft_s, instance, fetches = math.inf, view.prefill[0], False  # line 3
+        estimated = dict[tuple[int, int, int], tuple[float, bool]]()  # seconds, and whether the prefix is fetched
+        for each in view.prefill:  # line 4
+            if each.backlog_s >= best_ttft_s:
                 continue  # its backlog alone exceeds the minimum
-            ratio = _ratio(best_blocks, instance.matched_blocks)
-            above = ratio > self.balancing_threshold
-            if above or (self.edition == "arxiv" and ratio == self.balancing_threshold):  # line 5
-                # lines 13-14, and line 7: EstimateKVCacheTransferTime
-                ttft_s = instance.backlog_s + fetched_prefill_s(request, instance, holder, estimate)
-            else:  # lines 8-9
-                ttft_s = instance.backlog_s + local_prefill(request, instance, estimate)[0]
-            if ttft_s < best_ttft_s:  # lines 10 and 15: strict, so the first minimum wins
-                best_ttft_s, chosen, fetches = ttft_s, i, above
-        instance = view.prefill[chosen]
+            holds = each.matched_blocks, each.matched_on_ssd, each.matched_in_dram
+            if holds not in estimated:  # most instances hold nothing, and need the same time
+                ratio = _ratio(best_blocks, each.matched_blocks)
+                above = ratio > self.balancing_threshold
+                if above or (self.edition == "arxiv" and ratio == self.balancing_threshold):  # line 5
+                    # lines 13-14, and line 7: EstimateKVCacheTransferTime
+                    estimated[holds] = fetched_prefill_s(request, each, holder, estimate), above
+                else:  # lines 8-9
+                    estimated[holds] = local_prefill(request, each, estimate)[0], above
+            seconds, above = estimated[holds]
+            if each.backlog_s + seconds < best_ttft_s:  # lines 10 and 15: strict, so the first minimum wins
+                best_ttft_s, instance, fetches = each.backlog_s + seconds, each, above
         decode, tbt_s = select_decode(request, _candidates(view, instance), estimate)  # line 17
         _, local, ssd = local_prefill(request, instance, estimate)
         held = _tokens(request, instance.matched_blocks)

@@ -109,8 +109,9 @@ class RunningSummary:
 
     def read(self, record: Record) -> None:
         """Learn from the next record of the log."""
-        if type(record) is not CacheChanged:  # an instance may fail after the last request has ended
-            self._now_s = record.at_s
+        if isinstance(record, CacheChanged):
+            return  # an instance may fail after the last request has ended
+        self._now_s = record.at_s
         match record:
             case DecodeStretch():
                 self._decoded(record)

@@ -1,10 +1,11 @@
 """Virtual time: callbacks in order of their times, and iterations that repeat as one formula."""
 
 from collections.abc import Callable
-from math import sqrt
-from typing import Final, NamedTuple, final
+from heapq import heappop, heappush
+from math import inf, sqrt
+from typing import Final, final
 
-import simpy
+import msgspec
 
 from mooncake_lab.batching import Plan
 from mooncake_lab.core import DecodeStretch
@@ -18,16 +19,15 @@ _ROUNDING_S: Final = 1e-9
 class EventLoop:
     """Runs callbacks in order of their times; those of one time run first in, first out. Mutable: time passes.
 
-    It is simpy's environment, with callbacks in place of processes: a callback costs half of the CPU time of a
-    process that waits once, and a simulated hour has about 100,000.
+    A heap of callbacks costs half of the CPU time of simpy's events, and a simulated hour has about 100,000.
     """
 
     def __init__(self) -> None:
-        self._env = simpy.Environment()
-        self.now_s: float = self._env.now
+        self.now_s: float = 0
         """Seconds since the run began."""
         self.scheduled = 0
         """How many callbacks were ever scheduled."""
+        self._due: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
 
     def call_later(self, delay_s: float, callback: Callable[..., None], *arguments: object) -> None:
         """Let a callback run `delay_s` seconds from now; after 0 s it runs after all that is due now.
@@ -38,22 +38,19 @@ class EventLoop:
         if not delay_s >= 0.0:
             raise ValueError(f"a callback {delay_s!r} s from now; allowed are delays from 0")
         self.scheduled += 1
-        env = self._env
+        heappush(self._due, (self.now_s + delay_s, self.scheduled, callback, arguments))
 
-        def call(_: simpy.Event) -> None:
-            self.now_s = env.now
-            callback(*arguments)
-
-        simpy.Timeout(env, delay_s).callbacks = [call]
-
-    def run(self, until_s: float | None = None) -> None:
+    def run(self, until_s: float = inf) -> None:
         """Run callbacks until none is left, or all that are due before a moment, which is the present then."""
-        if until_s is None or until_s > self.now_s:
-            self._env.run(until_s)
-            self.now_s = self._env.now
+        due = self._due
+        while due and due[0][0] < until_s:
+            self.now_s, _, callback, arguments = heappop(due)
+            callback(*arguments)
+        if until_s < inf:
+            self.now_s = max(self.now_s, until_s)
 
 
-class Steady(NamedTuple):
+class Steady(msgspec.Struct, frozen=True, gc=False):
     """Iterations of an unchanged plan; iteration `k` from 0 lasts `first_s + k * growth_s`."""
 
     first_s: float
@@ -92,7 +89,7 @@ class Steady(NamedTuple):
         return steps
 
 
-class Stretch(NamedTuple):
+class Stretch(msgspec.Struct, frozen=True, gc=False):
     """Iterations of one plan on an instance: when the first began, how long they take, and how many."""
 
     start_s: float
@@ -110,18 +107,18 @@ class Stretch(NamedTuple):
 
     def cut(self, now_s: float) -> "Stretch":
         """The iteration under way is the last one."""
-        return self._replace(steps=min(self.steps, self.pace.steps_within(now_s - self.start_s) + 1))
+        steps = min(self.steps, self.pace.steps_within(now_s - self.start_s) + 1)
+        return Stretch(self.start_s, self.pace, steps)
 
     def decoded(self, instance: str, now_s: float, request_ids: tuple[int, ...]) -> DecodeStretch:
         """The event that each of these requests has one more token from each of them."""
-        (first_s, growth_s) = self.pace
         return DecodeStretch(
             at_s=now_s,
             instance=instance,
             start_s=self.start_s,
             steps=self.steps,
-            first_step_s=first_s,
-            step_growth_s=growth_s,
+            first_step_s=self.pace.first_s,
+            step_growth_s=self.pace.growth_s,
             request_ids=request_ids,
         )
 

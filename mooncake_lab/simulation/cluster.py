@@ -105,7 +105,7 @@ class Cluster:
         self._jobs: dict[int, PrefillJob] = {}  # by request, until it decodes
         self._actions: dict[type, Callable[[Any], None]] = {
             SetTimer: self._set_timer,
-            PrepareDecode: _nothing,  # the coordinator has reserved, and simulated buffers need no preparation
+            PrepareDecode: lambda _: None,  # the coordinator has reserved; simulated buffers need no preparation
             RunPrefill: self._run_prefill,
             StartDecode: self._start_decode,
             CancelAttempt: self._cancel,
@@ -202,10 +202,11 @@ class Cluster:
             The run's log; empty where it went elsewhere.
         """
         decoding = (*self._decode.values(), *self.coupled.values())
+        horizon_s = inf if until_s is None else until_s
         for instance in decoding:
-            instance.horizon_s = inf if until_s is None else until_s
+            instance.horizon_s = horizon_s
         self._arrive(iter(requests))
-        self._loop.run(until_s)
+        self._loop.run(horizon_s)
         if until_s is not None:
             shown = dict[int, int]()
             for instance in decoding:
@@ -305,11 +306,9 @@ class Cluster:
     def _cache_changed(self, cache: str, change: CacheChange) -> None:
         now_s = self._loop.now_s
         if change.added or change.removed:
-            added, removed = tuple(change.added), tuple(change.removed)
-            self.report(CacheChanged(at_s=now_s, instance=cache, added=added, removed=removed))
+            self.report(CacheChanged(at_s=now_s, instance=cache, added=change.added, removed=change.removed))
         if change.promoted or change.demoted:
-            promoted, demoted = tuple(change.promoted), tuple(change.demoted)
-            self.report(TierChanged(at_s=now_s, cache=cache, promoted=promoted, demoted=demoted))
+            self.report(TierChanged(at_s=now_s, cache=cache, promoted=change.promoted, demoted=change.demoted))
 
     def _fail(self, name: str) -> None:
         """An instance is down; one that decodes ends its step, and reports its requests as failed then."""
@@ -330,7 +329,3 @@ def extend(request: Request, tokens: int) -> Request:
     blocks = blocks_for(grown, request.block_size_tokens)
     own = tuple(f"{request.id}/{k}".encode() for k in range(len(request.block_keys), blocks))
     return replace(request, input_tokens=grown, block_keys=(*request.block_keys, *own))
-
-
-def _nothing(_: PrepareDecode) -> None:
-    pass

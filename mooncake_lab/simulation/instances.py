@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
+
+import msgspec
 
 from mooncake_lab.cluster import (
     Attempt,
@@ -36,7 +37,7 @@ from mooncake_lab.simulation.kv_transfer import KVTransfer, PrefillJob
 from mooncake_lab.simulation.pool import PrefixPool
 
 
-class PromptPart(NamedTuple):
+class PromptPart(msgspec.Struct, frozen=True, gc=False):
     """A prompt in an iteration: its tokens, those of its prefix that are reused, and those of them on SSD."""
 
     tokens: int

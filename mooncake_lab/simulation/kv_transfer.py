@@ -242,7 +242,7 @@ class KVTransfer:
 
     def load(self, worker: str, tokens: int, loaded: Callable[[], None]) -> None:
         """Copy KVCache from the host memory of a decode node into its GPU memory, one request after the other."""
-        now_s, load_s = self._loop.now_s, self._model.dram_load_s(tokens)
+        now_s, load_s = self._loop.now_s, self._model.dram.seconds(tokens * self._token_bytes)
         wait_s = _take(self._link_free_s, worker, now_s, load_s) - now_s
         self._loop.call_later(wait_s + load_s, loaded)
 
@@ -253,7 +253,7 @@ class KVTransfer:
         """
         if self._streams_layers:
             computed_bytes = job.request.input_tokens * self._token_bytes * self._computed_share
-            self._send_prompt(job, computed_bytes / seconds if seconds else inf)
+            job.stream = self._send_prompt(job, computed_bytes / seconds if seconds else inf)
 
     def finish(self, jobs: Sequence[PrefillJob]) -> None:
         """Prompts of one iteration are computed: the rest of their KVCache leaves, in order to each decode node.
@@ -269,9 +269,9 @@ class KVTransfer:
     def _finish_next(self, queue: Sequence[PrefillJob], start_s: float) -> None:
         """Send the rest of the first prompt, and then of the others."""
         job, *others = queue
-        if {job.placement.prefill, job.placement.decode} & self._down:
+        if job.placement.prefill in self._down or job.placement.decode in self._down:
             return
-        stream = job.stream or self._send_prompt(job)
+        stream, job.stream = job.stream or self._send_prompt(job), None  # else each holds the other in memory
         stream.arrived = partial(self._kv_arrived, job, start_s)
         if others:
             report_sent = stream.sent
@@ -286,14 +286,13 @@ class KVTransfer:
 
     def _send_prompt(self, job: PrefillJob, most_bytes_per_s: float = inf) -> Flow:
         size, placed = job.request.input_tokens * self._token_bytes, job.placement
-        job.stream = self._network.transfer(
+        return self._network.transfer(
             placed.prefill,
             placed.decode,
             size,
             sent=self._when_sent(job, placed.prefill),
             most_bytes_per_s=most_bytes_per_s,
         )
-        return job.stream
 
     def _when_sent(self, job: PrefillJob, source: str) -> Callable[[], None] | None:
         """Reports that the last byte has left, where that is not when it arrives."""

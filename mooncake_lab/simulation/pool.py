@@ -3,7 +3,9 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from mooncake_lab.core import BlockKey, Request
 from mooncake_lab.store import Block
@@ -15,23 +17,26 @@ _HELD: Final = Entry[BlockKey](is_ready=True)
 """What each block carries, since there are no bytes."""
 
 
-class CacheChange(NamedTuple):
+class CacheChange(msgspec.Struct, frozen=True, gc=False):
     """What came to a node and what left it then, each once, and what has moved between its tiers."""
 
-    added: Sequence[BlockKey] = ()
-    removed: Sequence[BlockKey] = ()
-    promoted: Sequence[BlockKey] = ()
+    added: tuple[BlockKey, ...] = ()
+    removed: tuple[BlockKey, ...] = ()
+    promoted: tuple[BlockKey, ...] = ()
     """Blocks that were on SSD only, and are in DRAM now."""
-    demoted: Sequence[BlockKey] = ()
+    demoted: tuple[BlockKey, ...] = ()
     """Blocks that are on SSD only now."""
 
 
-class Reused(NamedTuple):
+_NO_CHANGE: Final = CacheChange()
+
+
+class Reused(msgspec.Struct, frozen=True, gc=False):
     """The part of a prompt that a node held: its leading blocks, those of them on SSD, and what moved for them."""
 
     blocks: int
     from_ssd: int = 0
-    change: CacheChange = CacheChange()
+    change: CacheChange = _NO_CHANGE
 
 
 class NodeCache:
@@ -107,7 +112,7 @@ class NodeCache:
                 was.subtract(came)
                 came = [key for key in dict.fromkeys(came) if not was[key]]
                 left = [key for key in dict.fromkeys(left) if key not in self.dram]
-            return CacheChange(came, left)
+            return CacheChange(tuple(came), tuple(left))
         new = {key for key in keys if key not in self}
         stored, left_dram, left_ssd = dict[BlockKey, None](), dict[BlockKey, None](), dict[BlockKey, None]()
         dram = self._stack.tiers[0]
@@ -122,10 +127,10 @@ class NodeCache:
                 self._write(1, evicted, dram.pending[evicted].position, left_ssd)
                 self._free(self._stack.end_demotion(0, evicted), {})
         return CacheChange(
-            added=[key for key in stored if key in new],
-            removed=[key for key in left_dram | left_ssd if key not in self],
-            promoted=[key for key in stored if key not in new and key in self.dram],
-            demoted=[key for key in left_dram if key in self and key not in self.dram],
+            added=tuple([key for key in stored if key in new]),
+            removed=tuple([key for key in left_dram | left_ssd if key not in self]),
+            promoted=tuple([key for key in stored if key not in new and key in self.dram]),
+            demoted=tuple([key for key in left_dram if key in self and key not in self.dram]),
         )
 
     def _write(self, index: int, key: BlockKey, position: int, left: dict[BlockKey, None]) -> bool:
@@ -278,7 +283,7 @@ class PrefixPool:
     def _tell(self, node: str, change: CacheChange) -> None:
         if self._owned:
             self._own(node, change)
-        if self._changed is not None and any(change):
+        if self._changed is not None and change != _NO_CHANGE:
             self._changed(self.caches[node], change)
 
     def _positions(self, count: int) -> list[HeldBlock]:
@@ -291,7 +296,7 @@ class PrefixPool:
         """Forget everything that a node held, because it failed; of a shared store, the blocks that lay on it."""
         store = self.stores[node]
         held = store.keys()
-        held = sorted((key for key in held if self._owners.get(key, node) == node), key=str)
+        held = tuple(sorted((key for key in held if self._owners.get(key, node) == node), key=str))
         store.remove(held)
         self._tell(node, CacheChange(removed=held))
         self._owned.pop(node, None)

@@ -1,9 +1,16 @@
-"""Virtual time: the order of callbacks, and where a run ends."""
+"""Virtual time: the order of callbacks, where a run ends, and what it leaves behind."""
 
+import gc
+import math
+
+import pytest
+from families import requests_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.simulation import EventLoop
+from mooncake_lab.cluster import ClusterSpec
+from mooncake_lab.simulation import Cluster, EventLoop
+from mooncake_lab.testbeds import paper_node_latency
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), max_size=20))
@@ -26,3 +33,28 @@ def test_a_run_ends_before_its_horizon():
     assert (ran, loop.now_s) == ([1.0], 2.0)
     loop.run()
     assert (ran, loop.now_s) == ([1.0, 2.0, 3.0], 3.0)
+
+
+def test_what_is_never_due_keeps_no_run_going():
+    """A callback an infinite time from now never runs; one before now, or at no time, is refused."""
+    loop = EventLoop()
+    loop.call_later(math.inf, lambda: pytest.fail("it ran"))
+    loop.call_later(1.0, lambda: None)
+    loop.run()
+    assert loop.now_s == 1.0
+    for delay_s in (-1.0, math.nan):
+        with pytest.raises(ValueError, match="delays from 0"):
+            loop.call_later(delay_s, lambda: None)
+
+
+def test_a_run_leaves_no_garbage_in_cycles():
+    """What a request was on its way is freed when the request is done, not by a search for garbage."""
+    requests = requests_of([(0.1 * i, 3000, 20, i % 2) for i in range(30)])
+    cluster = Cluster(ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=2), paper_node_latency())
+    gc.collect()
+    gc.disable()
+    try:
+        cluster.run(requests)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
