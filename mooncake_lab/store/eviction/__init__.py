@@ -6,9 +6,9 @@ from typing import Final
 
 from mooncake_lab.store.eviction.arc import ARC
 from mooncake_lab.store.eviction.belady import Belady
-from mooncake_lab.store.eviction.lfu import LFU, LengthAware
 from mooncake_lab.store.eviction.lru import FIFO, LRU
 from mooncake_lab.store.eviction.policy import EvictionPolicy, NothingToEvictError, PolicyFactory
+from mooncake_lab.store.eviction.ranked import LFU, LengthAware
 from mooncake_lab.store.eviction.s3fifo import S3FIFO
 from mooncake_lab.store.eviction.sieve import SIEVE
 
