@@ -11,6 +11,7 @@ import numpy as np
 from mooncake_lab.engine import Engine, GenerationRequest, KVSpan
 from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.roles import Prompt
+from mooncake_lab.net import wire
 from mooncake_lab.perf import HybridLatency, LatencyModel, LinkLatency, ModelShape
 from mooncake_lab.perf.calibration import fit_decode, fit_link, fit_prefill
 from mooncake_lab.serving.kv_transfer import Identity, borrow, dial, expect
@@ -18,7 +19,6 @@ from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChann
 from mooncake_lab.serving.messages import Ack, Measured, Probe
 from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.spec import WorkerSpec
-from mooncake_lab.store.backends import wire
 
 _PROMPTS: Final = ((16, 0), (64, 0), (128, 0), (256, 0), (512, 0), (1024, 0), (512, 256), (1024, 768))
 """Tokens and how many of them are reused."""

@@ -3,7 +3,7 @@
 The cluster sends workers orders. Workers send reports: the events of the coordinator (`mooncake_lab.cluster`), and
 the tokens that they made. These travel as frames: a magic word, a length checked before it is believed, a body.
 To move KVCache, workers send each other messages, some with bytes behind them, over authenticated TCP
-(`store.backends.wire`). All times are readings of the machine's monotonic clock, which its processes share.
+(`net.wire`). All times are readings of the machine's monotonic clock, which its processes share.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ from mooncake_lab.cluster import (
     TierRead,
 )
 from mooncake_lab.core import DecodeStretch
+from mooncake_lab.net.wire import ProtocolError
 from mooncake_lab.perf import ModelShape
-from mooncake_lab.store.backends import ProtocolError
 
 VERSION: Final = 8
 """The version of this protocol; both sides send theirs before anything else."""

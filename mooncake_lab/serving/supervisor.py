@@ -16,6 +16,7 @@ from typing import Final, final
 import msgspec
 
 from mooncake_lab.cluster import POOL, ClusterSpec
+from mooncake_lab.net.wire import ProtocolError
 from mooncake_lab.serving.launch import LaunchedWorker, Launcher, WorkerError, pause_before_restart_s
 from mooncake_lab.serving.launch.local import WorkerPool
 from mooncake_lab.serving.launch.pool import PoolServer
@@ -34,7 +35,7 @@ from mooncake_lab.serving.messages import (
     receive_frame,
 )
 from mooncake_lab.serving.spec import LiveOptions, worker_spec
-from mooncake_lab.store.backends import ProtocolError, StorageError
+from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 
 _LOG: Final = logging.getLogger(__name__)

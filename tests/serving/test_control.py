@@ -9,6 +9,7 @@ import struct
 import flat
 import pytest
 
+from mooncake_lab.net.wire import ProtocolError
 from mooncake_lab.perf import model_shape
 from mooncake_lab.serving.launch import WorkerError
 from mooncake_lab.serving.launch.process import _place
@@ -25,7 +26,6 @@ from mooncake_lab.serving.messages import (
 )
 from mooncake_lab.serving.spec import worker_spec
 from mooncake_lab.serving.supervisor import Supervisor
-from mooncake_lab.store.backends import ProtocolError
 
 HEADER = struct.Struct("<4sI")
 

@@ -1,5 +1,6 @@
 """KVCache between workers: it arrives as it was sent, and what cannot be accepted is refused with a reason."""
 
+import contextlib
 import queue
 import socket
 import time
@@ -15,6 +16,8 @@ from waiting import until
 
 from mooncake_lab.cluster import PrefillDone
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
+from mooncake_lab.net import wire
+from mooncake_lab.net.wire import PeerRefusedError
 from mooncake_lab.serving.kv_transfer import (
     Identity,
     borrow,
@@ -37,7 +40,7 @@ from mooncake_lab.serving.messages import (
     StartTransfer,
     TransferRefused,
 )
-from mooncake_lab.store.backends import PeerRefusedError, StorageError, wire
+from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 
 SHAPE = KVLayout(fingerprint=b"f" * 16, layers=2, kv_heads=2, head_width=4, dtype=torch.float32)
@@ -248,6 +251,21 @@ def refusal_of(peer):
     message, _ = wire.receive_message(peer, TRANSFER_MESSAGES, 5)
     assert isinstance(message, TransferRefused)
     return message.reason
+
+
+def test_a_holder_that_closes_its_cache_says_so(came):
+    """An error of the store ends the connection with its reason, and no other connection."""
+
+    def closed(_job, _keys):
+        raise StorageError("the prefix cache is closed")
+        yield
+
+    one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=closed)
+    with contextlib.closing(one):
+        for _ in range(2):
+            with dial(one.port, WHO) as peer:
+                wire.send_frame(peer, GetBlocks(JOB, (b"a",), None), (), 5)
+                assert refusal_of(peer) == "the prefix cache is closed"
 
 
 def test_wrong_token_and_model(reception):

@@ -7,6 +7,8 @@ from typing import Final, TypeAlias, TypeVar
 
 import torch
 
+from mooncake_lab.net import wire
+from mooncake_lab.net.wire import ProtocolError
 from mooncake_lab.serving.messages import (
     TRANSFER_MESSAGES,
     Ack,
@@ -15,7 +17,7 @@ from mooncake_lab.serving.messages import (
     RemoteAddress,
     TransferRefused,
 )
-from mooncake_lab.store.backends import ProtocolError, StorageError, wire
+from mooncake_lab.store.backends import StorageError
 
 _Message = TypeVar("_Message")
 

@@ -10,10 +10,12 @@ from typing import Final, final
 import torch
 
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
+from mooncake_lab.net import wire
+from mooncake_lab.net.wire import ProtocolError
 from mooncake_lab.serving.kv_transfer import Identity, LayerStream, dial, expect
 from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel
 from mooncake_lab.serving.messages import Blocks, GetBlocks, Job
-from mooncake_lab.store.backends import ProtocolError, StorageError, wire
+from mooncake_lab.store.backends import StorageError
 
 PrefixSource = Callable[[Sequence[bytes], int], LayerStream]
 """Gives the leading blocks of these keys that it has; the number is the position of the first key in a prompt."""

@@ -13,6 +13,9 @@ import torch
 from mooncake_lab.cluster import PrefillDone
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.engine.kv_layout import Bytes, KVLayout, bytes_of
+from mooncake_lab.net import wire
+from mooncake_lab.net.listener import Listener
+from mooncake_lab.net.wire import ProtocolError
 from mooncake_lab.serving.kv_transfer import Identity, LayerStream
 from mooncake_lab.serving.kv_transfer.transfer_engine import Buffer, TransferEngineChannel
 from mooncake_lab.serving.messages import (
@@ -34,8 +37,7 @@ from mooncake_lab.serving.messages import (
     TransferRefused,
 )
 from mooncake_lab.serving.pacer import PacedLink
-from mooncake_lab.store.backends import ProtocolError, StorageError, wire
-from mooncake_lab.store.backends.listener import Listener
+from mooncake_lab.store.backends import StorageError
 
 _IDLE_S: Final = 3600.0
 _MOST_PROBE_BYTES: Final = 2**26
@@ -151,7 +153,10 @@ class KVReceiver:
         if fingerprint != self._shape.fingerprint:
             raise ProtocolError(f"the peer runs another model than {self._identity.name}")
         wire.send_frame(peer, Ack(), (), self._identity.timeout_s)
-        self._receive_messages(peer)
+        try:
+            self._receive_messages(peer)
+        except StorageError as error:  # of its cache or its Transfer Engine; the peer is told why
+            raise ProtocolError(str(error)) from error
 
     def _receive_messages(self, peer: socket.socket) -> None:
         with contextlib.ExitStack() as lent:

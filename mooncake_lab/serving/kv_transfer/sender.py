@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from mooncake_lab.engine.kv_layout import Bytes
+from mooncake_lab.net import wire
 from mooncake_lab.serving.kv_transfer import Identity, RefusedByPeerError, borrow, dial, expect
 from mooncake_lab.serving.kv_transfer.transfer_engine import WINDOW_BYTES, TransferEngineChannel
 from mooncake_lab.serving.messages import (
@@ -29,7 +30,7 @@ from mooncake_lab.serving.messages import (
     StartTransfer,
 )
 from mooncake_lab.serving.pacer import PacedLink
-from mooncake_lab.store.backends import StorageError, wire
+from mooncake_lab.store.backends import StorageError
 
 MOST_WAITING_BYTES: Final = 2**30
 """Of KVCache that waits for one destination; then the engine waits, too."""

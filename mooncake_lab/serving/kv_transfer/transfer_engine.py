@@ -19,8 +19,9 @@ from typing import Final, final
 import numpy as np
 
 from mooncake_lab.engine.kv_layout import Bytes
+from mooncake_lab.net.wire import ProtocolError
 from mooncake_lab.serving.messages import RemoteAddress, RemoteWrite
-from mooncake_lab.store.backends import ProtocolError, StorageError, StorageFullError
+from mooncake_lab.store.backends import StorageError, StorageFullError
 from mooncake_lab.store.backends.allocation import ExtentAllocator
 from mooncake_lab.store.backends.checksums import checksum
 from mooncake_lab.store.backends.mooncake_client import open_engine

@@ -18,7 +18,6 @@ from mooncake_lab.store.backends.mooncake_client import MooncakeClient, Mooncake
 from mooncake_lab.store.backends.remote import RemoteBackend
 from mooncake_lab.store.backends.remote_server import BlockServer
 from mooncake_lab.store.backends.ssd import SsdBackend
-from mooncake_lab.store.backends.wire import PeerRefusedError, ProtocolError
 
 __all__ = [
     "BlockExistsError",
@@ -31,8 +30,6 @@ __all__ = [
     "MooncakeClient",
     "MooncakeMaster",
     "MooncakePool",
-    "PeerRefusedError",
-    "ProtocolError",
     "RemoteBackend",
     "Reservation",
     "SsdBackend",

@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-Bytes: TypeAlias = npt.NDArray[np.uint8]
+from mooncake_lab.net.wire import MAX_FINGERPRINT_BYTES, Bytes
+
 Buffer: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
 """Contiguous memory; it must be writable where bytes are read into it."""
 
 MAX_KEY_BYTES: Final = 128
 MAX_LAYERS: Final = 512
-MAX_FINGERPRINT_BYTES: Final = 64
 _BYTE: Final = np.dtype(np.uint8)
 
 

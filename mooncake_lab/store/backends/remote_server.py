@@ -10,7 +10,9 @@ from typing import Final, Self, final
 
 import msgspec
 
-from mooncake_lab.store.backends import remote, wire
+from mooncake_lab.net import wire
+from mooncake_lab.net.listener import Listener
+from mooncake_lab.store.backends import remote
 from mooncake_lab.store.backends.base import (
     BlockNotFoundError,
     DamagedBlockError,
@@ -20,7 +22,6 @@ from mooncake_lab.store.backends.base import (
     StorageFullError,
 )
 from mooncake_lab.store.backends.checksums import checksum_seed
-from mooncake_lab.store.backends.listener import Listener
 
 _LOG: Final = logging.getLogger(__name__)
 _IDLE_S: Final = 3600.0
@@ -261,7 +262,7 @@ class _Session:
                 _check_payload(question, payload_bytes)
                 buffers = self._backend.write_buffers(block, first, question.layers)
                 seed = checksum_seed(block.key)
-                came, sums = wire.receive_layers(self._client, buffers, seed, self._timeout_s)
+                came, sums = remote.receive_layers(self._client, buffers, seed, self._timeout_s)
                 payload_bytes = 0
                 if came != sums:
                     raise DamagedBlockError(f"layers from {first} on of block {block.key.hex()} came damaged")
@@ -281,7 +282,7 @@ class _Session:
                 count = len(_layer_sizes(question))
                 layers = self._backend.read(block, first, count)
                 seed, known = checksum_seed(block.key), self._leases.sums(block, range(first, first + count))
-                wire.send_layers(self._client, remote.Layers(), layers, self._timeout_s, seed=seed, known=known)
+                remote.send_layers(self._client, remote.Layers(), layers, self._timeout_s, seed=seed, known=known)
         except (ConnectionError, TimeoutError):
             raise
         except (StorageError, ValueError, OSError) as error:
@@ -301,7 +302,7 @@ class _Session:
 
 
 def _check_payload(question: remote.Write, payload_bytes: int) -> None:
-    if wire.layers_bytes(_layer_sizes(question)) != payload_bytes:
+    if remote.layers_bytes(_layer_sizes(question)) != payload_bytes:
         raise ValueError(f"{payload_bytes} bytes are not {question.layers} layers from {question.first_layer} on")
 
 

@@ -9,17 +9,16 @@ import time
 import numpy as np
 import pytest
 
+from mooncake_lab.net import wire
+from mooncake_lab.net.wire import PeerRefusedError, ProtocolError
 from mooncake_lab.store.backends import (
     BlockNotFoundError,
     BlockServer,
     DamagedBlockError,
     DramBackend,
-    PeerRefusedError,
-    ProtocolError,
     RemoteBackend,
     Reservation,
     StorageError,
-    wire,
 )
 from mooncake_lab.store.backends import remote as messages
 
@@ -257,7 +256,7 @@ def dripping(count):
 def test_a_frame_that_drips_is_given_up():
     """Each layer comes in time, all of them do not: the time that is allowed is the frame's, not the layer's."""
     with dripping(60) as near, pytest.raises(TimeoutError, match="longer over a frame"):
-        wire.receive_layers(near, [np.empty(1, np.uint8) for _ in range(40)], 0, 0.5)
+        messages.receive_layers(near, [np.empty(1, np.uint8) for _ in range(40)], 0, 0.5)
 
 
 def test_an_interrupted_question_leaves_no_answer_behind(server, monkeypatch):

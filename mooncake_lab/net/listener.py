@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final, final
 
-from mooncake_lab.store.backends import wire
-from mooncake_lab.store.backends.base import StorageError
+from mooncake_lab.net import wire
 
 _LOG: Final = logging.getLogger(__name__)
 _HOST: Final = "127.0.0.1"
@@ -135,7 +134,7 @@ class Listener:
             pass  # the peer has closed the connection, between two frames or otherwise, and knows why
         except TimeoutError:
             self._refuse(peer, f"the peer took too long to send a frame; allowed are {self._timeout_s:g} s")
-        except (StorageError, ValueError) as error:
+        except (wire.ProtocolError, wire.PeerRefusedError, ValueError) as error:
             self._warn(f"{self._name} refuses a peer: {error}")
             self._refuse(peer, str(error))
         except OSError as error:

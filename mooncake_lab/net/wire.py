@@ -1,6 +1,6 @@
 """Frames over TCP between processes that share a token, with bounded lengths and bounded waits.
 
-A frame is a fixed header, a msgpack body of a declared type, and a payload of layers. Nothing is unpickled, every
+A frame is a fixed header, a msgpack body of a declared type, and a payload. Nothing is unpickled, every
 length is compared with its bound before it is used, and no peer is waited for longer than its bytes may take. The
 handshake authenticates; it does not encrypt. Use it inside a trusted network, or through a tunnel.
 """
@@ -13,14 +13,13 @@ import struct
 import time
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final, TypeVar, final
+from typing import Final, TypeAlias, TypeVar, final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from mooncake_lab.store.backends.base import MAX_FINGERPRINT_BYTES, Bytes, StorageError
-from mooncake_lab.store.backends.checksums import checksums, layer_runs
-
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 _Message = TypeVar("_Message")
 
 SLOWEST_BYTES_PER_S: Final = 1_000_000
@@ -28,18 +27,17 @@ SLOWEST_BYTES_PER_S: Final = 1_000_000
 MAX_BODY_BYTES: Final = 2**28
 """Enough to list the blocks of a pool of two terabytes. Nothing is read of peers that do not know the token."""
 MIN_TOKEN_BYTES: Final = 16
+MAX_FINGERPRINT_BYTES: Final = 64
+"""Of the name of a model, which a client tells in the handshake."""
 _HEADER: Final = struct.Struct("<4sIQ")  # magic, bytes of the body, bytes of the payload
 _MAGIC: Final = b"MCK2"
 _GREETING: Final = b"mooncake-lab-3\0\0"
 _NONCE_BYTES: Final = 32
 _MAC_BYTES: Final = 32
-_SUM_BYTES: Final = 8
-_RUN_BYTES: Final = 128 * 1024
-"""Layers that are hashed at once: they stay in the processor's own cache meanwhile."""
 _MAX_VECTORS: Final = 512
 
 
-class ProtocolError(StorageError, ConnectionError):
+class ProtocolError(ConnectionError):
     """The peer does not speak this protocol, or broke a bound; the connection is closed."""
 
 
@@ -47,12 +45,12 @@ class TruncatedFrameError(ProtocolError):
     """The connection ended in the middle of a frame."""
 
 
-class PeerRefusedError(StorageError, ConnectionError):
+class PeerRefusedError(ConnectionError):
     """One side does not know the other's token."""
 
 
 @final
-class _Frame:
+class Frame:
     """One frame in one direction: no wait exceeds the timeout, and the whole takes no longer than on a slow link.
 
     The kernel keeps the time, on a blocking socket with a timeout, so that no call has to poll first. Mutable.
@@ -121,37 +119,8 @@ def send_frame(peer: socket.socket, body: msgspec.Struct, payload: Sequence[Byte
         OSError: when the connection breaks.
     """
     size = sum(part.nbytes for part in payload)
-    head = _head(body, size)
-    _Frame(peer, socket.SO_SNDTIMEO, len(head) + size, timeout_s).send([head, *payload])
-
-
-def send_layers(
-    peer: socket.socket,
-    body: msgspec.Struct,
-    layers: Sequence[Bytes],
-    timeout_s: float,
-    *,
-    seed: int,
-    known: Sequence[int] | None = None,
-) -> None:
-    """Send a frame with layers, followed by the checksum of each, which may be known already.
-
-    Checksums come last, so that each run is hashed and then sent while it is in the processor's cache, and while
-    the peer takes the run before. For its errors see `send_frame`.
-    """
-    sizes = [layer.nbytes for layer in layers]
-    size = layers_bytes(sizes)
-    head = _head(body, size)
-    frame = _Frame(peer, socket.SO_SNDTIMEO, len(head) + size, timeout_s)
-    waiting: list[bytes | Bytes] = [head]
-    sums: list[int] = []
-    for run in layer_runs(sizes, _RUN_BYTES if known is None else size):
-        sums += checksums(layers[run], seed) if known is None else known[run]
-        waiting += layers[run]
-        if len(sums) < len(layers):
-            frame.send(waiting)
-            waiting = []
-    frame.send([*waiting, struct.pack(f"<{len(sums)}Q", *sums)])
+    head = frame_head(body, size)
+    Frame(peer, socket.SO_SNDTIMEO, len(head) + size, timeout_s).send([head, *payload])
 
 
 def receive_head(peer: socket.socket, timeout_s: float, *, idle_s: float | None = None) -> tuple[bytearray, int]:
@@ -168,12 +137,12 @@ def receive_head(peer: socket.socket, timeout_s: float, *, idle_s: float | None 
         ConnectionError: when the peer is gone.
     """
     begun = bytearray(_HEADER.size)
-    first = _Frame(peer, socket.SO_RCVTIMEO, 0, timeout_s if idle_s is None else idle_s)
+    first = Frame(peer, socket.SO_RCVTIMEO, 0, timeout_s if idle_s is None else idle_s)
     got = first.receive_some([begun])
     if not got:
         raise ConnectionResetError("the peer closed the connection")
     if got < len(begun):
-        _Frame(peer, socket.SO_RCVTIMEO, 0, timeout_s).receive([memoryview(begun)[got:]])
+        Frame(peer, socket.SO_RCVTIMEO, 0, timeout_s).receive([memoryview(begun)[got:]])
     magic, body_bytes, payload_bytes = _HEADER.unpack(begun)
     if magic != _MAGIC or body_bytes > MAX_BODY_BYTES:
         raise ProtocolError(
@@ -181,7 +150,7 @@ def receive_head(peer: socket.socket, timeout_s: float, *, idle_s: float | None 
             f" and {MAX_BODY_BYTES}"
         )
     body = bytearray(body_bytes)
-    _Frame(peer, socket.SO_RCVTIMEO, body_bytes, timeout_s).receive([memoryview(body)])
+    Frame(peer, socket.SO_RCVTIMEO, body_bytes, timeout_s).receive([memoryview(body)])
     return body, payload_bytes
 
 
@@ -208,42 +177,18 @@ def receive_into(peer: socket.socket, parts: Sequence[Bytes], timeout_s: float) 
         TruncatedFrameError: when the connection ends before they are full.
         OSError: when it breaks.
     """
-    frame = _Frame(peer, socket.SO_RCVTIMEO, sum(part.nbytes for part in parts), timeout_s)
+    frame = Frame(peer, socket.SO_RCVTIMEO, sum(part.nbytes for part in parts), timeout_s)
     frame.receive([part.data for part in parts])
-
-
-def receive_layers(
-    peer: socket.socket, layers: Sequence[Bytes], seed: int, timeout_s: float
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Fill layers with what comes next; their checksums as they came, and as the peer sent them.
-
-    A run is hashed while it is in the processor's cache, and while the peer sends the next one. For its errors see
-    `receive_into`; the allowed time is one for all layers.
-    """
-    sizes = [layer.nbytes for layer in layers]
-    frame = _Frame(peer, socket.SO_RCVTIMEO, layers_bytes(sizes), timeout_s)
-    came: list[int] = []
-    sent = bytearray(_SUM_BYTES * len(layers))
-    for run in layer_runs(sizes, _RUN_BYTES):
-        parts = [layer.data for layer in layers[run]]
-        frame.receive(parts if run.stop < len(layers) else [*parts, memoryview(sent)])
-        came += checksums(layers[run], seed)
-    return tuple(came), struct.unpack(f"<{len(layers)}Q", sent)
 
 
 def skip(peer: socket.socket, size_bytes: int, timeout_s: float) -> None:
     """Discard the next bytes; for its errors see `receive_into`."""
-    frame = _Frame(peer, socket.SO_RCVTIMEO, size_bytes, timeout_s)
+    frame = Frame(peer, socket.SO_RCVTIMEO, size_bytes, timeout_s)
     scratch = memoryview(bytearray(min(size_bytes, 2**20)))
     while size_bytes:
         part = scratch[:size_bytes]
         frame.receive([part])
         size_bytes -= part.nbytes
-
-
-def layers_bytes(sizes: Sequence[int]) -> int:
-    """The payload of layers of these sizes: their bytes, and the checksum of each."""
-    return sum(sizes) + _SUM_BYTES * len(sizes)
 
 
 def connect(address: tuple[str, int], token: bytes, fingerprint: bytes, timeout_s: float) -> socket.socket:
@@ -323,7 +268,8 @@ def _mac(token: bytes, role: bytes, *parts: bytes) -> bytes:
     return hmac.new(token, b"".join((role, *parts)), hashlib.sha256).digest()
 
 
-def _head(body: msgspec.Struct, payload_bytes: int) -> bytes:
+def frame_head(body: msgspec.Struct, payload_bytes: int) -> bytes:
+    """The bytes of a frame before its payload; for its errors see `send_frame`."""
     encoded = msgspec.msgpack.encode(body)
     if len(encoded) > MAX_BODY_BYTES:
         raise ProtocolError(
