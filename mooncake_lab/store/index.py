@@ -4,7 +4,6 @@ The holders of a block are the bits of one integer, one bit per instance. One wa
 the prefix match of every instance at once: an instance drops out where its bit does.
 """
 
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -21,43 +20,32 @@ class Membership:
     """Its bit among the holders of a block."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    """What a reader sees at once: the members, and the holders of each block."""
-
-    members: tuple[Membership | None, ...]
-    """By bit; `None` where the instance was dropped."""
-    alive: int
-    holders: dict[BlockKey, int]
-    shared: int = 0
-    """The bits of members whose blocks every member can read."""
-
-
 @final
 class PrefixIndex:
     """Which instance holds which prefix (FAST'25 §3: what Conductor places requests by).
 
     It only knows what it is told. An instance that joins gets a `Membership`, and reports with it which blocks it
     added and removed, in order. A failed instance is dropped and joins again when it comes back; late updates of
-    its former incarnation are ignored. A match is a hint and may be old: the instance itself knows.
-
-    Any thread may call any method. Changes take a lock; reads take none, and see each block either before or after
-    a change. Mutable.
+    its former incarnation are ignored. A match is a hint and may be old: the instance itself knows. Mutable, and
+    for one thread.
     """
 
-    __slots__ = ("_changing", "_view")
+    __slots__ = ("_alive", "_holders", "_members", "_shared")
 
     def __init__(self) -> None:
-        self._view = _Snapshot((), 0, {})
-        self._changing = threading.Lock()
+        self._members: list[Membership | None] = []  # by bit; None where the instance was dropped
+        self._alive = 0
+        self._shared = 0
+        """The bits of members whose blocks every member can read."""
+        self._holders: dict[BlockKey, int] = {}
 
     def __len__(self) -> int:
-        return len(self._view.holders)
+        return len(self._holders)
 
     @property
     def instances(self) -> tuple[str, ...]:
         """The members, in the order of `matches`."""
-        return tuple(member.instance for member in self._view.members if member is not None)
+        return tuple([member.instance for member in self._members if member is not None])
 
     def join(self, instance: str, *, shared: bool = False) -> Membership:
         """Add an instance that holds nothing.
@@ -69,15 +57,15 @@ class PrefixIndex:
         Raises:
             ValueError: when it is a member already.
         """
-        with self._changing:
-            if instance in self.instances:
-                raise ValueError(f"instance {instance!r} is in the index already; drop it before it joins again")
-            members = self._view.members if None in self._view.members else (*self._view.members, None)
-            member = Membership(instance, members.index(None))
-            view, bit = self._view, 1 << member.bit
-            pools = view.shared | bit if shared else view.shared
-            self._view = _Snapshot(_replaced(members, member.bit, member), view.alive | bit, view.holders, pools)
-            return member
+        if instance in self.instances:
+            raise ValueError(f"instance {instance!r} is in the index already; drop it before it joins again")
+        if None not in self._members:
+            self._members.append(None)
+        member = Membership(instance, self._members.index(None))
+        self._members[member.bit] = member
+        self._alive |= 1 << member.bit
+        self._shared |= shared << member.bit
+        return member
 
     def drop(self, instance: str) -> None:
         """Remove an instance and all it held. It visits every block of all instances, about 0.1 us each.
@@ -85,34 +73,32 @@ class PrefixIndex:
         Raises:
             KeyError: when it is no member.
         """
-        with self._changing:
-            member = self._member(instance)
-            alive, shared = (bits & ~(1 << member.bit) for bits in (self._view.alive, self._view.shared))
-            holders = {key: left for key, mask in self._view.holders.items() if (left := mask & alive)}
-            self._view = _Snapshot(_replaced(self._view.members, member.bit, None), alive, holders, shared)
+        member = self._member(instance)
+        self._members[member.bit] = None
+        self._alive &= ~(1 << member.bit)
+        self._shared &= self._alive
+        self._holders = {key: left for key, mask in self._holders.items() if (left := mask & self._alive)}
 
     def update(self, member: Membership, added: Iterable[BlockKey], removed: Iterable[BlockKey] = ()) -> bool:
         """Add, then remove blocks of an instance; false, and nothing changed, where it was dropped."""
-        with self._changing:
-            if self._view.members[member.bit] is not member:
-                return False
-            bit, holders = 1 << member.bit, self._view.holders
-            for key in added:
-                holders[key] = holders.get(key, 0) | bit
-            for key in removed:
-                left = holders.get(key, 0) & ~bit
-                if left:
-                    holders[key] = left
-                else:
-                    holders.pop(key, None)
-            return True
+        if self._members[member.bit] is not member:
+            return False
+        bit, holders = 1 << member.bit, self._holders
+        for key in added:
+            holders[key] = holders.get(key, 0) | bit
+        for key in removed:
+            left = holders.get(key, 0) & ~bit
+            if left:
+                holders[key] = left
+            else:
+                holders.pop(key, None)
+        return True
 
     def matches(self, keys: Sequence[BlockKey]) -> list[int]:
         """How many leading blocks of a prompt each instance holds, in the order of `instances`."""
-        view = self._view
-        found = _walk(view, keys)
-        if None in view.members:
-            return [depth for depth, member in zip(found, view.members, strict=True) if member is not None]
+        found = self._walk(keys)
+        if None in self._members:
+            return [depth for depth, member in zip(found, self._members, strict=True) if member is not None]
         return found
 
     def held_by(self, instance: str) -> set[BlockKey]:
@@ -121,42 +107,34 @@ class PrefixIndex:
         Raises:
             KeyError: when it is no member.
         """
-        with self._changing:
-            bit = self._member(instance).bit
-            return {key for key, mask in self._view.holders.items() if mask >> bit & 1}
+        bit = self._member(instance).bit
+        return {key for key, mask in self._holders.items() if mask >> bit & 1}
 
     def replicas(self) -> dict[BlockKey, int]:
         """How many instances hold each block (FAST'25 Fig. 11)."""
-        return {key: mask.bit_count() for key, mask in self._view.holders.copy().items()}
+        return {key: mask.bit_count() for key, mask in self._holders.items()}
 
     def _member(self, instance: str) -> Membership:
-        for member in self._view.members:
+        for member in self._members:
             if member is not None and member.instance == instance:
                 return member
         raise KeyError(f"instance {instance!r} is not in the index; there are {list(self.instances)}")
 
-
-def _replaced(
-    members: tuple[Membership | None, ...], bit: int, member: Membership | None
-) -> tuple[Membership | None, ...]:
-    return (*members[:bit], member, *members[bit + 1 :])
-
-
-def _walk(view: _Snapshot, keys: Sequence[BlockKey]) -> list[int]:
-    """The leading blocks of each bit; a bit that left the mask keeps the depth at which it did."""
-    found = [0] * len(view.members)
-    holders, shared, mask, depth = view.holders, view.shared, view.alive, 0
-    for key in keys:
-        held = holders.get(key, 0)
-        still = mask if held & shared else mask & held
-        if still != mask:
-            _note(found, mask ^ still, depth)
-            mask = still
-            if not mask:
-                return found
-        depth += 1
-    _note(found, mask, depth)
-    return found
+    def _walk(self, keys: Sequence[BlockKey]) -> list[int]:
+        """The leading blocks of each bit; a bit that left the mask keeps the depth at which it did."""
+        found = [0] * len(self._members)
+        holders, shared, mask, depth = self._holders, self._shared, self._alive, 0
+        for key in keys:
+            held = holders.get(key, 0)
+            still = mask if held & shared else mask & held
+            if still != mask:
+                _note(found, mask ^ still, depth)
+                mask = still
+                if not mask:
+                    return found
+            depth += 1
+        _note(found, mask, depth)
+        return found
 
 
 def _note(found: list[int], bits: int, depth: int) -> None:

@@ -11,14 +11,15 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, final
 
 from mooncake_lab.serving.launch import WorkerError, pause_before_restart_s
+from mooncake_lab.serving.launch.pool_process import ERROR
 from mooncake_lab.serving.spec import LiveOptions
-from mooncake_lab.store.backends.pool_process import ERROR
 
 _LOG: Final = logging.getLogger(__name__)
-_PROGRAM: Final = "mooncake_lab.store.backends.pool_process"
+_PROGRAM: Final = Path(__file__).with_name("pool_process.py")
 _DIAL_S: Final = 5.0
 _START_S: Final = 60.0
 _STOP_S: Final = 3.0
@@ -107,7 +108,7 @@ class PoolServer:
             WorkerError: when it reports an error, ends or takes too long.
         """
         pipe = asyncio.subprocess.PIPE
-        command = [sys.executable, "-m", _PROGRAM, str(os.getpid()), str(self._options.pool), str(capacity_bytes)]
+        command = [sys.executable, str(_PROGRAM), str(os.getpid()), str(self._options.pool), str(capacity_bytes)]
         process = self._process = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, start_new_session=True
         )  # a Ctrl-C in the terminal is for the cluster, which ends its pool last
