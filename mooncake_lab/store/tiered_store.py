@@ -26,19 +26,12 @@ from mooncake_lab.store.tiers import Tier, TierSpec, TierStack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierSettings:
-    """One tier of a store: a backend, and what `TierSpec` says of the tier.
-
-    Raises:
-        ValueError: when the queue would take all of the backend.
-    """
+    """One tier of a store: a backend, and what `TierSpec` says of the tier."""
 
     medium: StorageBackend
     eviction: str | PolicyFactory = "lru"
     promotes: bool = True
     queue_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        _ = self.spec
 
     @property
     def spec(self) -> TierSpec:
@@ -70,7 +63,7 @@ class TieredStore:
         tiers: the fastest first; blocks that durable backends hold already are recovered.
 
     Raises:
-        ValueError: when there are no tiers.
+        ValueError: when there are no tiers, or a queue would take all of its backend.
         OSError: when a backend cannot list its blocks.
     """
 
@@ -109,12 +102,6 @@ class TieredStore:
                 self._ask_pool(tier, backend, keys, first)
         with self._lock:
             return self._stack.match_prefix(keys)
-
-    def layer_bytes(self, key: bytes) -> tuple[int, ...] | None:
-        """The bytes of each layer of a block, `None` where it is not held; changes nothing."""
-        with self._lock:
-            handles = (tier.handle_of(key) for tier in self._stack.tiers)
-            return next((handle.layer_bytes for handle in handles if handle is not None), None)
 
     def tier_of(self, key: bytes) -> str | None:
         """The name of the first tier that holds the block, `None` where none does; changes nothing."""
@@ -181,9 +168,10 @@ class TieredStore:
         """Put blocks that only lower tiers hold into the first one, after they were read layer by layer."""
         for key in keys:
             with self._lock:
-                index, sizes = self._stack.tier_of(key), self.layer_bytes(key)
-            if index and sizes is not None and self._stack.tiers[index].spec.promotes:
-                self.read_into(key, [np.empty(size, np.uint8) for size in sizes])
+                index = self._stack.tier_of(key)
+                block = self._stack.tiers[index].handle_of(key) if index else None
+            if index and block is not None and self._stack.tiers[index].spec.promotes:
+                self.read_into(key, [np.empty(size, np.uint8) for size in block.layer_bytes])
 
     def pin(self, key: bytes) -> None:
         """Keep the block in the first tier that has it, until it is unpinned as often as it was pinned.

@@ -126,10 +126,11 @@ def test_one_layer_alone_is_read_without_promotion():
         buffer = np.empty(LAYERS[1], np.uint8)
         assert store.read_into(b"a", [buffer], first_layer=1) == "tier 1"
         assert buffer.tobytes() == content(b"a")[1].tobytes()
-        assert store.layer_bytes(b"a") == tuple(LAYERS)
         assert store.tier_of(b"a") == "tier 1"
         with pytest.raises(ValueError, match="buffers of"):
             store.read_into(b"a", [buffer], first_layer=0)
+        store.promote([b"a", b"missing"])
+        assert store.tier_of(b"a") == "tier 0"
 
 
 def test_durable_tiers_are_taken_over(tmp_path):
@@ -293,4 +294,4 @@ def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match="0 tiers"):
         TieredStore([])
     with pytest.raises(ValueError, match="cannot keep a queue"):
-        TierSettings(medium=DramBackend(PAGE), queue_bytes=PAGE)
+        TieredStore([TierSettings(medium=DramBackend(PAGE), queue_bytes=PAGE)])
