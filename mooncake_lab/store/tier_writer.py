@@ -221,11 +221,6 @@ class BlockWriter:
         self.is_open: bool = True
         """Whether it was neither committed nor aborted."""
 
-    @property
-    def tier(self) -> str:
-        """The tier it goes into."""
-        return self._writer.backends[self.index].name
-
     def write(self, layers: Sequence[Buffer], *, first_layer: int = 0) -> bool:
         """Write consecutive layers; whether the block is still open.
 

@@ -51,32 +51,23 @@ _ALONE_RUNS: Final = 4
 """The caller reads up to this many runs alone, for the same reason."""
 
 
-@final
-class _FolderLock:
-    """Keeps a folder for this process until `release`; the system releases it when the process ends."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._descriptor: int | None = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+def _keep_folder(folder: Path) -> int:
+    """Keep a folder for this process until the descriptor is closed, as the system does when the process ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as undo:
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        undo.callback(os.close, descriptor)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.truncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            owner = os.pread(self._descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            self.release()
+            owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
             raise FolderInUseError(
                 f"{folder} is open in process {owner}; one process at a time may use an SSD folder"
             ) from error
-        except OSError:
-            self.release()
-            raise
-
-    def release(self) -> None:
-        """Let other processes have the folder."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        undo.pop_all()
+    return descriptor
 
 
 def model_folder(folder: Path, fingerprint: bytes) -> Path:
@@ -138,8 +129,8 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
         self._is_open = True
         self._seed = seed_of(fingerprint)
         with contextlib.ExitStack() as undo:
-            self._folder_lock = _FolderLock(folder)
-            undo.callback(self._folder_lock.release)
+            self._folder_lock = _keep_folder(folder)
+            undo.callback(os.close, self._folder_lock)
             model.mkdir(exist_ok=True)
             capacity = _slab_capacity(model / "slab", capacity_bytes)
             super().__init__(name, capacity, ALIGNMENT_BYTES)
@@ -264,7 +255,7 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
             if not self._is_open:
                 return
             self._is_open = False
-            last.callback(self._folder_lock.release)
+            last.callback(os.close, self._folder_lock)
             last.callback(self._slab.close)
             last.callback(self._helpers.shutdown)
             self._clear_freed()  # freed blocks that the next process finds are still right

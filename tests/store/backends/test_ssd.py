@@ -66,7 +66,7 @@ def opened(folder, capacity=CAPACITY, model=MODEL, **more):
 def abandon(medium):
     """Let go of a medium as a kill does: nothing is written any more, only the lock goes."""
     medium._slab.close()
-    medium._folder_lock.release()
+    os.close(medium._folder_lock)
     medium._is_open = False
 
 
