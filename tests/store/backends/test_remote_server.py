@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, listener
+from mooncake_lab.net import listener
+from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend
 
 TOKEN = b"a token of the tests"
 
