@@ -84,8 +84,8 @@ Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 PACKAGE: Final = Path(mooncake_lab.__file__).parent
 
 FLOORS: Final = (
-    "core", "perf", "workload", "store", "batching", "conductor", "engine", "compression", "cluster", "simulation",
-    "serving", "metrics", "paper", "testbeds", "experiments", "figures", "batch", "course",
+    "core", "perf", "net", "workload", "store", "batching", "conductor", "engine", "compression", "cluster",
+    "simulation", "serving", "metrics", "paper", "testbeds", "experiments", "figures", "batch", "course",
 )  # fmt: skip
 """The packages from the ground up, as the design lists them, but for those without public names."""
 
