@@ -358,7 +358,8 @@ def main(draw=drawn):
             cases = [
                 (target, seed, draw(copy, target, given.count, seed)) for target in targets for seed in given.seed
             ]
-            found = noticed(copy, package, [fault for *_, some in cases for fault in some], given.limit_s)
+            every = [fault for *_, some in cases for fault in some]
+            found = iter(list(noticed(copy, package, every, given.limit_s)))
             rows += [
                 (target, seed, len(some), sum(itertools.islice(found, len(some)))) for target, seed, some in cases
             ]
