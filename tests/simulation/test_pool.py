@@ -18,7 +18,7 @@ def pool(capacity_blocks=8, *, shared=False, ssd_blocks=0, changed=None) -> Pref
     return PrefixPool(
         ["a", "b"],
         capacity_tokens=capacity_blocks * 512,
-        bytes_per_token=1,
+        bytes_per_token=3,
         shared=shared,
         ssd_tokens=ssd_blocks * 512,
         changed=changed,
@@ -32,8 +32,11 @@ def pool(capacity_blocks=8, *, shared=False, ssd_blocks=0, changed=None) -> Pref
     st.integers(0, 9),
 )
 def test_what_is_told_is_what_the_stores_hold(steps, shared, ssd_blocks):
-    """Whatever is kept where, the changes add up to the contents and the tiers of the stores (I3)."""
-    table = WorkerTable(view_age_s=0.0)
+    """Whatever is kept where, the changes add up to the contents and the tiers of the stores (I3).
+
+    A prompt that fits is there when it was kept, nothing leaves while there is room, and there is no more room.
+    """
+    table, kept = WorkerTable(view_age_s=0.0), {"a": set(), "b": set()}
 
     def changed(cache, change):
         table.cache_changed(
@@ -53,5 +56,42 @@ def test_what_is_told_is_what_the_stores_hold(steps, shared, ssd_blocks):
         before = caches.matched(node, wanted)
         assert caches.reuse(node, wanted).blocks == before
         caches.keep(node, wanted)
-        for store in caches.stores.values():
+        kept[caches.caches[node]].update(wanted.block_keys)
+        if blocks <= 6:
+            assert caches.matched(node, wanted) == blocks
+        for name, store in caches.stores.items():
             store.check()
+            room = (6 + ssd_blocks) * (1 + shared)
+            assert len(store.keys()) <= room
+            assert len(store.dram) <= 6 * (1 + shared)
+            if len(kept[caches.caches[name]]) <= 6 * (1 + shared):
+                assert store.keys() == kept[caches.caches[name]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 4), st.integers(1, 6)), min_size=1, max_size=20),
+    st.none() | st.sampled_from("ab"),
+)
+def test_each_block_of_one_store_lies_on_one_node(steps, drops):
+    """On the one that computed it while its share has room, else on the other; a failed one takes its share."""
+    caches, owners = pool(6, shared=True), {}
+    for i, (node, family, blocks) in enumerate(steps):
+        wanted = request(i, family, blocks)
+        caches.reuse(node, wanted)
+        caches.keep(node, wanted)
+        held = sorted(caches.stores["a"].keys())
+        owners = {key: owners.get(key) for key in held}
+        places = {each: [held[place] for place in found] for each, found in caches.elsewhere("c", held).items()}
+        assert sorted(key for keys in places.values() for key in keys) == held
+        assert all(len(keys) <= 6 for keys in places.values())
+        for each, keys in places.items():
+            assert caches.elsewhere(each, keys) == {}
+            for key in keys:
+                is_new = owners[key] is None
+                assert owners[key] in {each, None}  # it stays where it is
+                assert not is_new or each == node or len(places[node]) == 6
+                owners[key] = each
+    if drops:
+        caches.drop(drops)
+        assert caches.stores["a"].keys() == {key for key, owner in owners.items() if owner != drops}

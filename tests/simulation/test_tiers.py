@@ -208,20 +208,17 @@ def test_what_lies_on_its_holders_ssd_is_read_before_it_is_sent(dies):
     assert last.computed_tokens == 1
 
 
-OTHERS = {
-    "none": (),
-    "its first block": (family(3, 19.6, 3, 1),),
-    "its last blocks": (family(3, 15.0, 1, 2), family(4, 19.5, 3, 1)),
-}
-
-
-@pytest.mark.parametrize(("gone", "reused"), [("none", 2047), ("its first block", 0), ("its last blocks", 1024)])
-def test_what_is_evicted_before_it_is_read_is_computed(gone, reused):
+@pytest.mark.parametrize("kept", range(5))
+def test_what_is_evicted_before_it_is_read_is_computed(kept):
     """Of a prefix that waits for its holder's SSD, only the blocks before the first that was evicted are sent."""
-    two = spec(prefill_nodes=2, ssd_tokens=(6 if "last" in gone else 4) * 512, placement=Fetching())
-    log = Cluster(two, MODEL).run(sorted([*THREE, *OTHERS[gone]], key=lambda one: one.request.arrival_s))
+    others = [family(4, 19.5, 3, 1)] if kept < 4 else []
+    if 0 < kept < 4:
+        others.append(family(3, 15.0, 1, kept))  # they rise, and are evicted last
+    two = spec(prefill_nodes=2, ssd_tokens=4 * 512, placement=Fetching())
+    log = Cluster(two, MODEL).run(sorted([*THREE, *others], key=lambda one: one.request.arrival_s))
     assert check_log(log) == ()
     (last,) = [r for r in log if isinstance(r, Prefilled) and r.request_id == 2]
+    reused = min(512 * kept, 2047)
     assert (last.computed_tokens, last.reused_tokens) == (2048 - reused, reused)
     sent = [r.bytes for r in log if isinstance(r, Moved) and r.destination == "prefill-1"]
     assert sent == [reused * SHAPE.kv_bytes_per_token] * (reused > 0)
