@@ -186,6 +186,8 @@ class Planter:
             if isinstance(each, FunctionType):
                 functions[place(each.__code__)].append(each)
         gc.freeze()  # or each process copies the memory of all objects
+        seconds = self.seconds(session, known[1][1])
+        self.answer.send(sorted(map(str, seconds), key=lambda path: seconds[Path(path)]))
         for fault in self.faults:
             self.answer.send(self.meets(session, functions, fault, *known[1]))
         return True
@@ -210,15 +212,21 @@ class Planter:
             spent_s.append(time.process_time() - begun_s)
         return dict(called), spent_s
 
+    @staticmethod
+    def seconds(session, spent_s):
+        """By test file: the seconds that its tests compute."""
+        files = Counter()
+        for item, seconds in zip(session.items, spent_s, strict=True):
+            files[item.path] += seconds
+        return files
+
     def meets(self, session, functions, fault, called, spent_s):
         """Whether a fault is noticed; None where the imports have to be done again."""
         change = planted(fault)
         if change is None or place(change[0]) in self.on_import:
             return None
         old, new = change
-        files = Counter()
-        for item, seconds in zip(session.items, spent_s, strict=True):
-            files[item.path] += seconds
+        files = self.seconds(session, spent_s)
         items = [i for i, item in enumerate(session.items) if place(old) in called[item.path]]
         items.sort(key=lambda i: (-self.failed[i], files[session.items[i].path], i))
 
@@ -288,15 +296,16 @@ def noticed(copy, package, planted, limit_s):
         os._exit(0)
     send.close()
     usual_s = None
+    try:
+        quickest_first = receive.recv()
+    except EOFError:
+        sys.exit(f"{' '.join(tests)} fail without a fault")
     for fault in planted:
-        try:
-            seen = receive.recv()
-        except EOFError:
-            sys.exit(f"{' '.join(tests)} fail without a fault")
+        seen = receive.recv()
         if seen is None:
             if usual_s is None:
                 _, usual_s = in_process(lambda: (pytest_run(copy, tests), time.process_time())[1], None)
-            seen = meets_imports(copy, tests, fault, limit_s, 5 + 4 * usual_s)
+            seen = meets_imports(copy, quickest_first, fault, limit_s, 5 + 4 * usual_s)
         if not seen:
             where = f"{fault.path.relative_to(copy)}:{fault.line}"
             sys.stdout.write(f"survived: {where}: {fault.before}  ->  {fault.after}\n")
