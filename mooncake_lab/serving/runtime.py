@@ -16,22 +16,27 @@ import numpy.typing as npt
 
 from mooncake_lab.cluster import POOL, ClusterSpec, Command, Coordinator, Event, WorkerState, events
 from mooncake_lab.conductor import ClusterView, Decided, Estimator, LatencyEstimator
-from mooncake_lab.core import CacheChanged, Record, Request
+from mooncake_lab.core import CacheChanged, Record, Request, blocks_for
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving.calibration import latency_model
 from mooncake_lab.serving.clients import Clients
 from mooncake_lab.serving.launch import Launcher
 from mooncake_lab.serving.messages import (
     CacheUpdate,
+    CancelOrder,
+    DecodeOrder,
+    Fetch,
+    Job,
     Measured,
     Pong,
+    PrefillOrder,
     Report,
     ResetPrefixCache,
     SamplingParams,
     WorkerEvent,
     WorkerMessage,
 )
-from mooncake_lab.serving.orders import Orders, Questions
+from mooncake_lab.serving.questions import Questions
 from mooncake_lab.serving.spec import LiveOptions, check_live, coordinator_spec
 from mooncake_lab.serving.stream import FailedError, RequestStream
 from mooncake_lab.serving.supervisor import Link, Supervisor
@@ -83,7 +88,6 @@ class ClusterRuntime:
         """What the Conductor believes; from the start on there is one."""
         self._coordinator: Coordinator | None = None
         self._clients: Clients
-        self._orders: Orders
         self._run = 0
         self._zero_s = time.monotonic()
         self._events: deque[Event] = deque()
@@ -153,13 +157,11 @@ class ClusterRuntime:
             on_ssd = {name: tuple(before.workers.on_ssd(name)) for name in names}
             for state in before.requests.values():
                 for worker in state.workers:
-                    self._orders.cancel_attempt(events.CancelAttempt(state.attempt, worker.name))
+                    self._cancel_attempt(events.CancelAttempt(state.attempt, worker.name))
             self._clients.cancel_all()
         self._run, self._zero_s = self._run + 1, time.monotonic()
         self.questions.forget()
         self._clients = Clients(self.spec, self.options, self.supervisor.ready, lambda: self.workers)
-        size = self.spec.block_size_tokens
-        self._orders = Orders(self._run, self.supervisor, self.streams, size, self._matched_blocks)
         self._coordinator = Coordinator(
             coordinator_spec(self.spec, self.options),
             self.estimate,
@@ -178,9 +180,6 @@ class ClusterRuntime:
                 self.report(events.TierChanged(at_s=0.0, cache=name, demoted=on_ssd[name]))
         for event in early:
             self.report(event)
-
-    def _matched_blocks(self, worker: str, request: Request) -> int:
-        return self.coordinator.workers.matched_blocks(worker, request)
 
     def now_s(self) -> float:
         """Seconds since the run began."""
@@ -292,11 +291,11 @@ class ClusterRuntime:
     def _carry_out(self, command: Command) -> None:
         match command:
             case events.PrepareDecode():
-                self._orders.prepare_decode(command)
+                self._prepare_decode(command)
             case events.RunPrefill():
-                self._orders.run_prefill(command)
+                self._run_prefill(command)
             case events.CancelAttempt():
-                self._orders.cancel_attempt(command)
+                self._cancel_attempt(command)
             case events.ConfirmWorkers():
                 self.questions.confirm(command.workers)
             case events.Reject():
@@ -306,6 +305,54 @@ class ClusterRuntime:
                 self._clients.finish(command)
             case _:  # `StartDecode`: the worker decodes as soon as KVCache is there; a refusal cancels
                 pass
+
+    def _prepare_decode(self, command: events.PrepareDecode) -> None:
+        """Tell a decode worker which request will arrive.
+
+        Raises:
+            KeyError: when the worker is down.
+        """
+        prompt, params = self.streams[command.request.id].remaining(command.request.input_tokens)
+        order = DecodeOrder(job=self._job(command.attempt), prompt=prompt, params=params)
+        self.supervisor.links[command.worker].send(order)
+
+    def _run_prefill(self, command: events.RunPrefill) -> None:
+        """Tell a worker to compute a prompt, where its prefix is, and where its KVCache goes.
+
+        Raises:
+            KeyError: when one of the workers is down.
+        """
+        request, placement, links = command.request, command.placement, self.supervisor.links
+        stream, fetch = self.streams[request.id], None
+        blocks = blocks_for(placement.reused_tokens, self.spec.block_size_tokens)
+        if placement.fetch_from is not None:
+            holder = links.get(placement.fetch_from)  # None where it has just gone down
+            fetch = Fetch(placement.fetch_from, None if holder is None else holder.ready.port, blocks)
+        elif self.supervisor.pool.address is not None and blocks:
+            fetch = Fetch(POOL, None, blocks)
+        prompt, params = stream.remaining(request.input_tokens)
+        is_coupled = placement.prefill == placement.decode
+        held_blocks = self.coordinator.workers.matched_blocks(placement.prefill, request)
+        links[placement.prefill].send(
+            PrefillOrder(
+                job=self._job(command.attempt),
+                prompt=prompt,
+                params=params,
+                shown_tokens=request.input_tokens - len(stream.prompt),
+                reused_blocks=blocks if blocks < held_blocks else None,
+                deliver_to=None if is_coupled else links[placement.decode].ready.port,
+                fetch=fetch,
+            )
+        )
+
+    def _cancel_attempt(self, command: events.CancelAttempt) -> None:
+        """Tell a worker to stop an attempt; one that is down has stopped."""
+        link = self.supervisor.links.get(command.worker)
+        if link is not None:
+            link.send(CancelOrder(self._job(command.attempt)))
+
+    def _job(self, attempt: events.Attempt) -> Job:
+        return Job(self._run, attempt.request_id, attempt.n)
 
     def _cannot_send(self, command: events.PrepareDecode | events.RunPrefill, error: Exception) -> None:
         """A request that cannot be sent to its workers ends, and no other."""
