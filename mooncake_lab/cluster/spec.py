@@ -202,13 +202,15 @@ class ClusterSpec:
 
     def __post_init__(self) -> None:
         _require_positive(self, "block_size_tokens")
+        if tuple(map(type, self.pools)) not in {(PrefillPool, DecodePool), (CoupledPool,)}:
+            raise ValueError(f"pools {self.pools}; allowed are a prefill and a decode pool, or one coupled pool")
         gives: set[Need] = {"decode_requests", "lengths", "priority"}
         match self.pools:
-            case (PrefillPool() as prefill, DecodePool()):
+            case (prefill, _):
                 gives.add("double_check")
                 if prefill.prefix_caching:
                     gives |= {"local_prefixes", "remote_prefixes"}
-            case (CoupledPool() as coupled,):
+            case (coupled,):
                 gives.add("coupled_instances")
                 if coupled.prefix_caching:
                     gives.add("local_prefixes")
@@ -217,10 +219,6 @@ class ClusterSpec:
                         f"ClusterSpec.block_size_tokens is {self.block_size_tokens}, no multiple of memory blocks"
                         f" of {coupled.memory_block_tokens} tokens"
                     )
-            case _:
-                raise ValueError(
-                    f"pools {self.pools}; allowed are a prefill and a decode pool, or one coupled pool"
-                )
         check_needs("ClusterSpec", gives, placement=self.placement, admission=self.admission)
 
     @property

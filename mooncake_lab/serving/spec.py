@@ -215,7 +215,7 @@ def _refuse_if(holds: bool, sentence: str) -> None:
         raise ValueError(sentence)
 
 
-def _told(kind: type[ModelOptions], *sources: object) -> dict[str, Any]:
+def _told(kind: type[ModelOptions], *sources: Any) -> dict[str, Any]:
     """The fields of this kind that the sources have."""
     wanted = {each.name for each in fields(kind)}
     return {
