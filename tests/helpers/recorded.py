@@ -79,7 +79,7 @@ class Follower(Runtime):
 
     def __init__(self, spec, estimate, extend):
         super().__init__(spec)
-        self.estimate = estimate
+        self.names, self.estimate = [], estimate
         self.coordinator = c.Coordinator(
             spec, estimate, write=self.log.append, extend=extend, observe=self.seen.append
         )
@@ -189,6 +189,8 @@ class Follower(Runtime):
 
     def _came_up(self, event):
         self.up[event.worker] = event.role
+        if event.worker not in self.names:
+            self.names.append(event.worker)
         self.prompts.pop(event.worker, None)
         self.latest.pop(event.worker, None)
         self.assigned[event.worker] = 0
