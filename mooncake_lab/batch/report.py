@@ -19,6 +19,7 @@ import msgspec
 import pandas as pd
 
 from mooncake_lab.batch.chapters import tables
+from mooncake_lab.batch.pages import notebook_html
 from mooncake_lab.batch.plan import NotebookJob
 from mooncake_lab.batch.run import Outcome
 from mooncake_lab.paper.scorecard import TABLE
@@ -171,13 +172,10 @@ def _link(folder: Path, job: NotebookJob) -> str:
         target.unlink(missing_ok=True)  # of an earlier batch: what failed now is not what it shows
         return escape(job.topic)
     if not target.is_file() or target.stat().st_mtime_ns <= source.stat().st_mtime_ns:
-        from nbconvert import HTMLExporter  # takes a second to import
-
-        body, _ = HTMLExporter(template_name="basic").from_filename(
-            str(source)
-        )  # asks no other machine for scripts
         back = Path(os.path.relpath(folder / "index.html", target.parent)).as_posix()
-        _write_page(target, job.name, f'<p><a href="{back}">All notebooks of this batch</a></p>{body}')
+        _write_page(
+            target, job.name, f'<p><a href="{back}">All notebooks of this batch</a></p>{notebook_html(source)}'
+        )
     return f'<a href="{escape(target.relative_to(folder).as_posix())}">{escape(job.topic)}</a>'
 
 
