@@ -198,6 +198,7 @@ def _refuse_unknown(told: Mapping[str, Value], name: str, notebook: Notebook) ->
 
 
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+_MOST_VALUES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,7 @@ def values(text: str) -> tuple[Value, ...]:
     """The values of one option: `3`, `0..9` (both ends included), `0,1,2`, `smoke,classroom`, `true`.
 
     Raises:
-        ValueError: when there is no value, or a value comes twice.
+        ValueError: when there is no value, a value comes twice, or a range has too many.
     """
     found = tuple(value for part in text.split(",") for value in _range_or_value(part.strip()))
     if not found or "" in found or len(set(found)) < len(found):
@@ -240,7 +241,10 @@ def points(grid: Mapping[str, Sequence[Value]]) -> list[Point]:
 
 def _range_or_value(text: str) -> Iterable[Value]:
     if match := _RANGE.fullmatch(text):
-        return range(int(match[1]), int(match[2]) + 1)
+        first, last = int(match[1]), int(match[2])
+        if last - first >= _MOST_VALUES:
+            raise ValueError(f"{text!r} has {last - first + 1} values; allowed are {_MOST_VALUES}")
+        return range(first, last + 1)
     try:
         return (msgspec.json.decode(text, type=bool | int | float),)
     except msgspec.MsgspecError:

@@ -71,6 +71,8 @@ def batch(
     except ValueError as error:
         fail("batch", error, code=2)
     workers, threads = _share(executor, jobs, len(planned))
+    with failing("batch"):
+        (root / out if out else root).mkdir(parents=True, exist_ok=True)
     try:
         outcomes = run(
             planned,
@@ -204,8 +206,8 @@ def _cores() -> int:
 
 def _seeds(text: str) -> tuple[Value, ...]:
     found = values(text)
-    if any(type(value) is not int for value in found):
-        raise ValueError(f"--seed {text!r} is not a whole number or a list such as 0,1,2 or 0..9")
+    if any(type(value) is not int or value < 0 for value in found):
+        raise ValueError(f"--seed {text!r} is not a whole number from 0 or a list such as 0,1,2 or 0..9")
     return found
 
 

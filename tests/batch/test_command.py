@@ -49,6 +49,8 @@ def test_json_says_what_was_done(shell, repository):
         (("--set", "scale=huge"), "its own option, --scale"),
         (("--seed", "0,1"), "needs its own folder"),
         (("--seed", "one"), "not a whole number"),
+        (("--seed", "-1", "--out", "results"), "not a whole number from 0"),
+        (("--seed", "0..99999999", "--out", "results"), "has 100000000 values; allowed are 10000"),
         (("--executor", "threads"), "allowed are processes and dask"),
         (("--executor", "dask://:8786"), "allowed are processes and dask"),
         (("--set", "n=1", "--set", "n=2"), "n is given twice"),
@@ -60,6 +62,14 @@ def test_bad_usage_is_status_2(shell, arguments, complaint):
     result = shell(*arguments)
     assert result.exit_code == 2
     assert complaint in result.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(shell):
+    """It is reported before any notebook runs, and not with a traceback after all have failed."""
+    result = shell("--topics", "alpha", "--scale", "smoke", "--out", "/proc/nowhere")
+    assert result.exit_code == 1
+    assert "mooncake-lab batch: [Errno 2]" in result.stderr
+    assert "alpha" not in result.stderr
 
 
 def test_elsewhere_there_is_nothing_to_run(shell, tmp_path_factory, monkeypatch):
