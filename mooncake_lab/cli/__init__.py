@@ -73,7 +73,7 @@ def group(help_text: str) -> typer.Typer:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         add_completion=False,
-        rich_markup_mode="markdown",
+        rich_markup_mode=None,
     )
     found.callback()(lambda: None)  # with it, also a group of one command is a group
     return found
@@ -84,11 +84,13 @@ def load(name: str) -> Any:
     module, attribute = COMMANDS[name][0].split(":")
     found = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     if not isinstance(found, typer.Typer):
-        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
         alone.command(name)(found)
         found = alone
     command = typer.main.get_command(found)
     command.name = name
+    for each in getattr(command, "commands", {}).values():  # else the list cuts their sentences off
+        each.short_help = (each.help or "").partition("\n\n")[0]
     return command
 
 

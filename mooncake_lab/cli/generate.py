@@ -35,7 +35,10 @@ def generate(
     ] = 0.0,
     top_k: Annotated[int | None, at_least(1, "Sample from this many of the most probable tokens.")] = None,
     top_p: Annotated[
-        float, typer.Option(help="Sample from the most probable tokens that together reach this probability.")
+        float,
+        typer.Option(
+            min=1e-9, max=1.0, help="Sample from the most probable tokens that together reach this probability."
+        ),
     ] = 1.0,
     seed: Annotated[int, at_least(0, "Seed of random weights and of sampling.")] = 0,
     json_: Json = False,

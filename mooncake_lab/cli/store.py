@@ -100,8 +100,12 @@ def soak(
 
     Example: mooncake-lab store soak --dir /tmp/soak --seconds 600 --json
     """
+    try:
+        soaking = Soak(folder, [] if faults == "none" else faults.split(","), seed, pool)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     with failing("store soak", StorageError):
-        report = Soak(folder, [] if faults == "none" else faults.split(","), seed, pool).run(seconds)
+        report = soaking.run(seconds)
     typer.echo(msgspec.json.encode(report.plain()) if json_ else _summary(report))
     if not report.passed:
         raise typer.Exit(1)
