@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from waiting import until
 
 from mooncake_lab.engine import PrefillEngine, load_model
 from mooncake_lab.engine.pipeline import (
@@ -111,7 +112,7 @@ def test_a_crew_that_is_too_small_says_so_and_goes_on(crew, alone):
     assert_same(cpp_prefill(crew, TOKENS, chunk_tokens=100), alone)
 
 
-@pytest.mark.parametrize("how", ["ends", "fails", "hangs"])
+@pytest.mark.parametrize("how", ["ends", "had ended", "fails", "hangs"])
 def test_what_happens_to_one_process_is_reported_and_no_process_is_left(how):
     """The error names the rank and the reason, or those that gave no answer in time; all others are stopped."""
     job = RunaheadJob(tokens=np.arange(40), bounds=(20, 40))
@@ -120,7 +121,10 @@ def test_what_happens_to_one_process_is_reported_and_no_process_is_left(how):
     with Crew(TINY) as crew:
         pids = list(crew.pids)
         if how != "fails":
-            os.kill(pids[0], signal.SIGKILL if how == "ends" else signal.SIGSTOP)
+            os.kill(pids[0], signal.SIGSTOP if how == "hangs" else signal.SIGKILL)
+        if how == "had ended":
+            assert until(lambda: not _exists(pids[0]))
+            time.sleep(0.5)  # until its executor has noticed that, too
         with pytest.raises(TimeoutError if how == "hangs" else ProcessDiedError, match="prefilling") as caught:
             crew.run(job, timeout_s=0.5 if how == "hangs" else 60)
         if how == "hangs":

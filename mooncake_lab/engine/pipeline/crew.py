@@ -4,7 +4,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -99,7 +99,7 @@ class Crew:
         self, doing: str, timeout_s: float, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]
     ) -> list[Any]:
         """What a function gives in every process."""
-        futures = [rank.submit(function, *given) for rank, given in zip(self._ranks, arguments, strict=True)]
+        futures = [_submit(rank, function, given) for rank, given in zip(self._ranks, arguments, strict=True)]
         done, missing = wait(futures, timeout_s, FIRST_EXCEPTION)
         if missing and any(future.exception() for future in done):
             done, _ = wait(futures, _GRACE_S)
@@ -123,6 +123,16 @@ class Crew:
         self.pids = []
         for rank in self._ranks:
             rank.shutdown(cancel_futures=True)
+
+
+def _submit(rank: ProcessPoolExecutor, function: Callable[..., Any], given: tuple[Any, ...]) -> "Future[Any]":
+    """What a function gives in a process; that a process had died before is its failure, too."""
+    try:
+        return rank.submit(function, *given)
+    except BrokenProcessPool as error:
+        failed = Future[Any]()
+        failed.set_exception(error)
+        return failed
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
