@@ -192,6 +192,15 @@ def test_what_has_too_many_items_is_refused_unread(fields, says):
     assert peak_bytes < 5 * len(body) + 50_000
 
 
+def test_commas_in_texts_are_no_items():
+    """Prompts of nothing but commas and escaped quotation marks are as long as other prompts."""
+    prompts = [',"' * 50] * 64
+    body = {"model": MODEL, "prompt": prompts}
+    assert [len(prompt) for prompt in READER.completion(json.dumps(body).encode()).prompts] == [100] * 64
+    with pytest.raises(BadRequestError, match="a list of 6465 items; 6400 tokens"):
+        READER.completion(json.dumps(body | {"prompt": prompts + [1] * 6401}).encode())
+
+
 def test_the_number_of_options_is_bounded():
     """A body has as many options as there could be, not millions."""
     with pytest.raises(BadRequestError, match=r"^the body has 302 options; allowed are 256$"):

@@ -1,6 +1,7 @@
 """What a client's request says: OpenAI's JSON, checked. Options that would change the answer are never ignored."""
 
 import contextlib
+import re
 import secrets
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ _LEAST_TOP_P: Final = 1e-9
 _SEEDS: Final = 2**63
 _MOST_FIELDS: Final = 256
 """Options of a request, those included that ask for nothing."""
+_TEXT: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+"""A string of JSON."""
 _LONGEST_NEUTRAL: Final = 1024
 """Bytes of a value that asks for nothing; a longer one is not looked into."""
 
@@ -177,9 +180,12 @@ class Reader:
         What has too many items is refused before any of them becomes an object: millions do not fit into memory
         fast, and keep the event loop waiting for the interpreter meanwhile.
         """
-        items, most_items = raw.count(b",") + 1, MOST_PROMPTS * self.most_tokens
-        if raw.startswith(b"[") and items > most_items:
-            raise BadRequestError(f"a list of {items} items; {most_items} tokens fit into all prompts", "prompt")
+        most_items = MOST_PROMPTS * self.most_tokens
+        if raw.startswith(b"[") and raw.count(b",") >= most_items:
+            items = _TEXT.sub(b"", raw, MOST_PROMPTS).count(b",") + 1  # no comma in a text separates items
+            if items > most_items:
+                says = f"a list of {items} items; {most_items} tokens fit into all prompts"
+                raise BadRequestError(says, "prompt")
         with _readable("a prompt is text, or a list of token ids, or a list of either", "prompt"):
             found = msgspec.json.decode(raw, type=str | list[int | str | list[int]])
         is_one = isinstance(found, str) or (found and all(isinstance(item, int) for item in found))
