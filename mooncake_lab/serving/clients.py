@@ -6,7 +6,6 @@ an answer that is longer than expected costs time, not the request. Admission bo
 KVCache that has no room in an engine.
 """
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,7 +44,7 @@ class Clients:
         self._options = options
         self._ready = ready
         self._workers = workers
-        self._ids = itertools.count()
+        self._next_id = 0
 
     def max_model_len(self) -> int:
         """The most tokens that a prompt and its answer may have together: the window, or an engine's KVCache."""
@@ -66,12 +65,11 @@ class Clients:
             "block_keys": self._keys(prompt),
             "block_size_tokens": self._spec.block_size_tokens,
         }
-        if traced is None:
-            request = Request(id=next(self._ids), arrival_s=0.0, **shape)
-        else:
-            request = replace(traced, **shape)
+        known = Request(id=self._next_id, arrival_s=0.0, **shape) if traced is None else traced
+        request = replace(known, **shape)
         if request.id in self.streams:
             raise ValueError(f"request {request.id} is in flight already")
+        self._next_id = max(self._next_id, request.id + 1)  # workers and the log know each id of a run once
         stream = RequestStream(request_id=request.id, prompt=prompt, params=params)
         refusal = self._refusal(stream)
         self.streams[request.id] = stream

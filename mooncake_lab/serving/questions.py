@@ -43,14 +43,21 @@ class Questions:
         self._confirming.clear()
 
     async def measure(self, roles: Mapping[str, str]) -> list[Measured]:
-        """Let one worker of each role time itself, one after the other while nothing else runs."""
+        """Let one worker of each role time itself, one after the other while nothing else runs.
+
+        Raises:
+            WorkerError: when one ends meanwhile, or takes too long.
+        """
         links, found = self._supervisor.links, list[Measured]()
         names = {role: name for name, role in reversed(list(roles.items()))}
         for role, name in names.items():
             port = links[names["decode"]].ready.port if role == "prefill" else None
             self._measured[name] = asyncio.get_running_loop().create_future()
             links[name].send(Measure(port))
-            found.append(await asyncio.wait_for(self._measured[name], _MEASURE_S))
+            try:
+                found.append(await asyncio.wait_for(self._measured[name], _MEASURE_S))
+            except TimeoutError:
+                raise WorkerError(f"{name} did not measure its speed within {_MEASURE_S:g} s") from None
         return found
 
     async def drain(self, order: type[Ping | ResetPrefixCache] = Ping) -> None:
@@ -73,7 +80,9 @@ class Questions:
 
     def measured(self, name: str, found: Measured) -> None:
         """A worker has timed itself."""
-        self._measured.pop(name).set_result(found)
+        future = self._measured.pop(name)
+        if not future.done():  # else it took too long
+            future.set_result(found)
 
     def exited(self, name: str, reason: str) -> None:
         """A worker answers nothing any more."""

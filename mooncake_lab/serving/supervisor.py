@@ -263,10 +263,18 @@ class Supervisor:
         return ""
 
     async def _check_pulses(self) -> None:
+        """Ping every worker now and then, and kill one that has been silent for too long.
+
+        While this process itself did not run (it was stopped, or the machine is overloaded), it pinged nobody and
+        read nothing: that time does not count as silence.
+        """
+        now_s = time.monotonic()
         while True:
+            due_s = now_s + _PING_S
             await asyncio.sleep(_PING_S)
             now_s = time.monotonic()
             for name, link in list(self.links.items()):
+                link.heard_s = min(now_s, link.heard_s + now_s - due_s)
                 if now_s - link.heard_s > self._options.heartbeat_timeout_s:
                     _LOG.warning("%s has sent nothing for %.0f s", name, now_s - link.heard_s)
                     link.process.kill()

@@ -1,15 +1,17 @@
 """The live cluster: the same face and log as the simulator, over processes that really compute."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import flat
 import pytest
 
+import mooncake_lab.serving.orders
 from mooncake_lab.batching import Plan, named_policy
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import ADMISSION_POLICIES, KVCacheCentric, Placement, decide
-from mooncake_lab.core import SLO, Finished, Moved, Placed, Prefilled, Rejected
+from mooncake_lab.core import SLO, Arrived, Finished, Moved, Placed, Prefilled, Rejected
 from mooncake_lab.metrics import check_log, run_summary
 from mooncake_lab.perf import model_shape
 from mooncake_lab.serving import FailedError, LiveCluster, LiveOptions, Pacer, WorkerError
@@ -231,6 +233,40 @@ def test_requests_that_do_not_fit_are_refused(cluster, pool):
         cluster.generate([[7, 256]])
     with pytest.raises(WorkerError, match="cannot serve"):
         LiveCluster(ClusterSpec.small(), LiveOptions(seed=1), pool=pool).__enter__()
+
+
+def test_a_cluster_that_stood_still_kills_no_worker(open_cluster, reference):
+    """Only silence while the cluster itself runs counts: after Ctrl-Z, or on a busy machine, all workers go on."""
+    stalls, written = iter([2.5]), []
+
+    def write(record):
+        written.append(record)
+        time.sleep(next(stalls, 0.0))
+
+    with open_cluster(heartbeat_timeout_s=1.0) as live:
+        pids, live.on_record = live.pids(), write
+        assert live.generate([[1, 2, 3]], max_new_tokens=4) == reference([[1, 2, 3]], 4)
+        assert live.pids() == pids
+    assert sum(isinstance(record, Placed) for record in written) == 1
+
+
+def test_no_request_id_comes_twice_in_a_run(cluster, traced):
+    """Requests without an id of their own take those behind the ids of the trace before them."""
+    arrived = []
+    cluster.on_record = lambda record: arrived.extend([record.request_id] * isinstance(record, Arrived))
+    try:
+        cluster.run(traced(3))
+        cluster.generate([[1, 2, 3]] * 2, max_new_tokens=2)
+    finally:
+        cluster.on_record = lambda _: None
+    assert arrived == [0, 1, 2, 3, 4]
+
+
+def test_a_measurement_has_a_time_limit(pool, monkeypatch):
+    """A worker that takes too long to time itself ends the start with its name, not with an empty message."""
+    monkeypatch.setattr(mooncake_lab.serving.orders, "_MEASURE_S", 1e-3)
+    with pytest.raises(WorkerError, match="did not measure its speed within"):
+        LiveCluster(*flat.live(device="cpu", backend="dense"), pool=pool).__enter__()
 
 
 def test_measures_itself(pool):
