@@ -105,8 +105,15 @@ class HuggingFaceContinuous:
         return checked_seconds(self.generate, prompts, new_tokens, clock)
 
     def decoding(self, prompt: list[int], batch: int, most_tokens: int, clock: Clock) -> Decoding:
-        """Refused."""
-        raise NotImplementedError
+        """Refused.
+
+        Raises:
+            NotImplementedError: saying why.
+        """
+        raise NotImplementedError(
+            "the manager of transformers' continuous batching starts for every call: its decode steps cannot be"
+            " timed alone"
+        )
 
 
 def work_of(case: Case, config: LlamaConfig, bytes_per_element: int) -> dict[str, float]:

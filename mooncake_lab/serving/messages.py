@@ -79,13 +79,18 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True):
     blocks: int
 
 
-class PrefillOrder(msgspec.Struct, frozen=True, kw_only=True, tag=1):
-    """To a prefill worker: compute this prompt, and send its KVCache. To a coupled worker: serve the request."""
+class RequestOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What every worker of a request is told about it."""
 
     job: Job
     prompt: bytes
     """Token ids, int32, little endian."""
     params: SamplingParams
+
+
+class PrefillOrder(RequestOrder, frozen=True, kw_only=True, tag=1):
+    """To a prefill worker: compute this prompt, and send its KVCache. To a coupled worker: serve the request."""
+
     shown_tokens: int = 0
     """Tokens of the answer that an earlier attempt made; they are part of the prompt here."""
     reused_blocks: int | None = None
@@ -95,12 +100,8 @@ class PrefillOrder(msgspec.Struct, frozen=True, kw_only=True, tag=1):
     fetch: Fetch | None = None
 
 
-class DecodeOrder(msgspec.Struct, frozen=True, kw_only=True, tag=2):
+class DecodeOrder(RequestOrder, frozen=True, kw_only=True, tag=2):
     """To a decode worker: KVCache of this prompt will come; decode it then."""
-
-    job: Job
-    prompt: bytes
-    params: SamplingParams
 
 
 class CancelOrder(msgspec.Struct, frozen=True, tag=3):

@@ -17,10 +17,9 @@ from mooncake_lab.serving.kv_transfer import Identity
 from mooncake_lab.serving.kv_transfer.sender import KVSenders
 from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel
 from mooncake_lab.serving.messages import (
-    DecodeOrder,
     Job,
-    PrefillOrder,
     Report,
+    RequestOrder,
     SamplingParams,
     WorkerEvent,
     WorkerMessage,
@@ -126,7 +125,7 @@ def step_done(worker: str, start_s: float, end_s: float, request_ids: Sequence[i
     )
 
 
-def prompt_tokens(order: PrefillOrder | DecodeOrder) -> npt.NDArray[np.int32]:
+def prompt_tokens(order: RequestOrder) -> npt.NDArray[np.int32]:
     """The prompt of a request, shape (n,)."""
     return np.frombuffer(order.prompt, dtype="<i4").astype(np.int32)
 
@@ -136,7 +135,7 @@ def sampling(params: SamplingParams) -> Sampling:
     return Sampling(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, seed=params.seed)
 
 
-def generation_request(order: PrefillOrder | DecodeOrder, on_token: TokenCallback) -> GenerationRequest:
+def generation_request(order: RequestOrder, on_token: TokenCallback) -> GenerationRequest:
     """A request as an engine takes it.
 
     Raises:
