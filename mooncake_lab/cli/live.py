@@ -35,6 +35,7 @@ from mooncake_lab.cli.options import (
     TraceFile,
     TransferBackend,
     at_least,
+    bad_usage_if,
     fail,
     failing,
     print_numbers,
@@ -150,6 +151,7 @@ def serve(
         fail("serve", f"{error.name} is missing; install mooncake-lab[serve]")
     from mooncake_lab.serving.launch import WorkerError
 
+    bad_usage_if((served_model_name == "", "--served-model-name is empty; give a name, or leave the option out"))
     if admission == "none":
         refuse_typed(context, ["ttft_slo", "tbt_slo"], "--admission none uses no limits")
     spec, live = live_spec(context, options)

@@ -1,6 +1,5 @@
 """What only a live cluster has, what of a `ClusterSpec` it can do, and what each worker is told when it starts."""
 
-import re
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
@@ -105,8 +104,8 @@ class LiveOptions(WorkerOptions):
             f"pool_address is {self.pool_address!r} and pool {self.pool!r}; only a Mooncake Store has one",
         )
         _refuse_if(
-            self.pool_address is not None and not re.fullmatch(r".+:\d{1,5}", self.pool_address),
-            f"pool_address is {self.pool_address!r}; HOST:PORT is needed",
+            self.pool_address is not None and not _is_address(self.pool_address),
+            f"pool_address is {self.pool_address!r}; HOST:PORT is needed, with a port from 1 to 65535",
         )
 
 
@@ -208,6 +207,11 @@ def _named(policy: BatchingPolicy) -> tuple[str, dict[str, Any]]:
     raise ValueError(
         f"CoupledPool.batching is {policy}; the workers of a live cluster know {', '.join(BATCHING_POLICIES)}"
     )
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 2**16
 
 
 def _refuse_if(holds: bool, sentence: str) -> None:
