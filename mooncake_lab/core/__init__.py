@@ -18,7 +18,7 @@ from mooncake_lab.core.log import (
     write_log,
 )
 from mooncake_lab.core.process import rare_collections
-from mooncake_lab.core.project import SCALES, carried_folder, check_scale
+from mooncake_lab.core.project import SCALES, carried_folder, check_scale, entry
 from mooncake_lab.core.request import SLO, BlockKey, Request, TracedRequest
 from mooncake_lab.core.units import GB, GIB, KIB, MIB, TERA, blocks_for, gbps
 
@@ -48,6 +48,7 @@ __all__ = [
     "blocks_for",
     "carried_folder",
     "check_scale",
+    "entry",
     "gbps",
     "keyed_uniform",
     "log_writer",

@@ -4,9 +4,11 @@ In a checkout the data is `data/`; in an installed package, which has no checkou
 inside the package. Nothing is downloaded and nothing is guessed.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
+Entry = TypeVar("Entry")
 SCALES: Final = ("smoke", "classroom", "full", "gpu")
 """Seconds, for CI; what the book shows; the paper's setting; needs a device."""
 
@@ -20,6 +22,17 @@ def check_scale(scale: str) -> str:
     if scale not in SCALES:
         raise ValueError(f"unknown scale {scale!r}; allowed are {', '.join(SCALES)}")
     return scale
+
+
+def entry(table: Mapping[str, Entry], name: str, what: str) -> Entry:
+    """What a table has under a name that a reader or a user chose.
+
+    Raises:
+        ValueError: when it has no such name; saying which there are of `what`.
+    """
+    if name not in table:
+        raise ValueError(f"no {what} {name!r}; allowed are {', '.join(table)}")
+    return table[name]
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -9,6 +9,7 @@ from typing import Final
 
 import pandas as pd
 
+from mooncake_lab.core import entry
 from mooncake_lab.paper import fact
 from mooncake_lab.perf import IterationCost, LinearCost, hardware, model_shape, transferred
 
@@ -72,9 +73,9 @@ def llama_33b_on_a100(*, tiles: bool = True, rereads: bool = True) -> IterationC
 
 
 def machine(name: str, *, tiles: bool = True, rereads: bool = True) -> IterationCost:
-    """The iteration cost of a machine of SARATHI Table 4, one of `TESTBEDS`."""
-    made = (llama_13b_on_a6000, llama_33b_on_a100)[TESTBEDS.index(name)]
-    return made(tiles=tiles, rereads=rereads)
+    """The iteration cost of a machine of SARATHI Table 4, one of `TESTBEDS`; any other name is a ValueError."""
+    made = {TESTBEDS[0]: llama_13b_on_a6000, TESTBEDS[1]: llama_33b_on_a100}
+    return entry(made, name, "testbed")(tiles=tiles, rereads=rereads)
 
 
 def anchors_met() -> pd.DataFrame:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from mooncake_lab import perf
-from mooncake_lab.core import gbps
+from mooncake_lab.core import entry, gbps
 from mooncake_lab.paper import assumption, curve, fact
 from mooncake_lab.simulation import StageClock
 
@@ -83,8 +83,8 @@ TESTBEDS: Final = {
 
 
 def testbed(name: str) -> Testbed:
-    """A machine of the paper."""
-    return TESTBEDS[name]
+    """A machine of the paper; a name that is not in `TESTBEDS` is a ValueError."""
+    return entry(TESTBEDS, name, "testbed")
 
 
 def slo_s(name: str, which: str) -> float:

@@ -11,6 +11,7 @@ from mooncake_lab.paper import fact
 from mooncake_lab.perf import model_shape, prefill_work
 from mooncake_lab.perf.roofline import decode_work
 from mooncake_lab.testbeds import sarathi_serve as beds
+from mooncake_lab.testbeds.sarathi import machine
 
 
 class TestMachines:
@@ -118,3 +119,10 @@ class TestErrata:
         prompt = fact(name, series="prefill only, 1024 tokens", x="total_ms").value
         assert round(alone / ((mixed - prompt) / 3)) == 125
         assert round(alone / (mixed / 1024)) == 80
+
+
+@pytest.mark.parametrize("make", [beds.testbed, machine])
+def test_an_unknown_testbed_is_refused_with_those_that_there_are(make):
+    """A reader who mistypes a name in a what-if cell sees the names, not the inside of a table."""
+    with pytest.raises(ValueError, match=r"no testbed 'A100'; allowed are .+, "):
+        make("A100")

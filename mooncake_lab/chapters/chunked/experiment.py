@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -35,9 +36,9 @@ _OPERATORS: Final = {
 
 
 def pieces(prompt_tokens: int, chunk_tokens: int) -> list[tuple[int, int]]:
-    """A prompt cut up: pairs of the tokens before a piece and the tokens in it; the last one may be short."""
-    starts = range(0, prompt_tokens, chunk_tokens)
-    return [(start, min(chunk_tokens, prompt_tokens - start)) for start in starts]
+    """A prompt cut up: pairs of the tokens before a piece and the tokens in it; for errors see `chunk_sizes`."""
+    sizes = perf.chunk_sizes(prompt_tokens, chunk_tokens)
+    return list(zip(accumulate(sizes, initial=0), sizes, strict=False))
 
 
 def reread_tokens(prompt_tokens: int, chunk_tokens: int) -> int:

@@ -13,7 +13,7 @@ from mooncake_lab import compression
 from mooncake_lab.bench.machine import describe_machine
 from mooncake_lab.compression.exam import Make, When, exam, marks
 from mooncake_lab.compression.questions import NEEDLE_TOKENS, Sample
-from mooncake_lab.core import carried_folder
+from mooncake_lab.core import carried_folder, entry
 from mooncake_lab.engine import LlamaModel, load_model
 from mooncake_lab.experiments import where
 from mooncake_lab.metrics import wilson
@@ -169,7 +169,7 @@ _MAKERS: Final[Mapping[str, Callable[[Sample, float, int], compression.Method]]]
 
 
 def _made_of(name: str, knob: float, sample: Sample) -> compression.Method:
-    return _MAKERS[name](sample, knob, max(WINDOW + 2, round(knob * len(sample.tokens))))
+    return entry(_MAKERS, name, "method")(sample, knob, max(WINDOW + 2, round(knob * len(sample.tokens))))
 
 
 def _compressed_at(sample: Sample, when: When) -> int:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from mooncake_lab.batching import VLLM, Orca, SarathiServe
 from mooncake_lab.chapters.pipeline.experiment import limits_of, traced
-from mooncake_lab.core import TracedRequest
+from mooncake_lab.core import TracedRequest, entry
 from mooncake_lab.experiments import tabulated
 from mooncake_lab.paper import fact
 from mooncake_lab.perf import IterationCost
@@ -98,7 +98,7 @@ class Serving:
         held = bed.capacity_tokens() // BLOCK_TOKENS // bed.stages * BLOCK_TOKENS
         return PipelineSpec(
             clock=replace(bed.clock(self.sum_ms / 1000), apart=self.apart),
-            policy=POLICIES[self.policy],
+            policy=entry(POLICIES, self.policy, "policy"),
             limits=limits_of(most, request_tokens=window, batch_tokens=window + most, capacity_tokens=held),
             micro_batches=bed.stages,
         )
