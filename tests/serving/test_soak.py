@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from mooncake_lab.bench.faults import FAULTS, strike
 from mooncake_lab.cluster import POOL
 from mooncake_lab.core import FirstToken, Moved, Placed
 from mooncake_lab.metrics import check_log
+from mooncake_lab.serving.openai_api.connections import ClientLimits
 from mooncake_lab.store.backends import StorageError
 from mooncake_lab.store.backends.mooncake_client import load_wheel
 
@@ -49,7 +51,10 @@ def test_500_streams(open_door, reference, killed):
     nodes = COUPLED if killed == "coupled-0" else {"prefill_nodes": 2, "decode_nodes": 2}
     pool = {"pool": "remote", "cache_tokens": 512} if killed == POOL else {}
     found = {"killed": killed, "streams": len(prompts), "failed": 0}
-    with open_door(**nodes, **pool) as door:
+    why = Counter()
+    # all clients share this process: on a busy machine one takes longer for its headers than a server waits
+    patient = ClientLimits(header_s=600.0, body_s=600.0, idle_s=600.0, stalled_s=600.0)
+    with open_door(**nodes, **pool, address={"limits": patient}) as door:
         runtime = door.runtime
 
         def strike():
@@ -68,8 +73,9 @@ def test_500_streams(open_door, reference, killed):
                 )
                 async for part in made:
                     tokens += [token for choice in part.choices for token in choice.token_ids]
-            except openai.APIError:
+            except openai.APIError as error:
                 found["failed"] += 1
+                why[f"{type(error).__name__}: {error}"[:200]] += 1
             return tuple(tokens)
 
         async def everybody():
@@ -88,7 +94,7 @@ def test_500_streams(open_door, reference, killed):
     found |= {"placed_again": placed - len(prompts), "from_pool": sum(map(comes_from_pool, log))}
     found["wrong"] = sum(tokens != right for tokens, right in zip(outputs, expected, strict=True))
     sys.stdout.write(f"{json.dumps(found)}\n")
-    assert (found["failed"], found["wrong"]) == (0, 0)
+    assert (found["failed"], found["wrong"]) == (0, 0), why
     assert killed is None or found["in_flight"] > 0
 
 
