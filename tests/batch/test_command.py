@@ -25,8 +25,11 @@ def shell(repository, monkeypatch):
     return lambda *arguments: CliRunner().invoke(app, arguments)
 
 
-def test_json_says_what_was_done(shell, repository):
-    """One object: parameters, traces found, and for each notebook its copy and its numbers."""
+def test_json_says_what_was_done(shell, repository, monkeypatch):
+    """One object: parameters, traces found, and for each notebook its copy and its numbers.
+
+    A worker that then finds other traces than the command fails its notebook; nothing older stands in its place.
+    """
     result = shell("--topics", "alpha", "--scale", "smoke", "--seed", "5", "--out", "results", "--json")
     assert result.exit_code == 0
     said = json.loads(result.stdout)
@@ -37,6 +40,15 @@ def test_json_says_what_was_done(shell, repository):
     assert (repository / notebook["notebook"]).is_file()
     assert json.loads((repository / notebook["record"]).read_text()) == {"scale": "smoke", "seed": 5}
     assert json.loads((repository / "results" / "provenance.json").read_text())["scale"] == "smoke"
+    monkeypatch.setattr(COMMAND, "found_traces", lambda: {"conversation": "0" * 64})
+    for _ in range(2):
+        result = shell("--topics", "alpha", "--scale", "smoke", "--seed", "5", "--out", "results", "--json")
+        assert result.exit_code == 1
+        (row,) = json.loads(result.stdout)["notebooks"]
+        assert row["status"] == "failed"
+        assert "conversation (planned SHA-256 000000000000, here " in row["error"]
+        assert row["record"] is None
+        assert 'href="01_alpha.html"' not in (repository / "results/index.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -94,20 +106,6 @@ def test_a_cluster_is_told_nothing_of_the_cores_here(shell, monkeypatch):
     assert (told["workers"], told["threads"]) == (2, 8)
     assert shell("--topics", "alpha", "--executor", "dask://nowhere:8786").exit_code == 1
     assert told["threads"] == 1
-
-
-def test_what_a_batch_says_of_traces_its_workers_confirm(shell, repository, monkeypatch):
-    """A worker that finds other traces than the command fails its notebook; nothing older stands in its place."""
-    assert shell("--topics", "alpha", "--out", "results").exit_code == 0
-    monkeypatch.setattr(COMMAND, "found_traces", lambda: {"conversation": "0" * 64})
-    for _ in range(2):
-        result = shell("--topics", "alpha", "--out", "results", "--json")
-        assert result.exit_code == 1
-        (row,) = json.loads(result.stdout)["notebooks"]
-        assert row["status"] == "failed"
-        assert "conversation (planned SHA-256 000000000000, here " in row["error"]
-        assert row["record"] is None
-        assert 'href="01_alpha.html"' not in (repository / "results/index.html").read_text()
 
 
 def test_the_book_is_of_one_piece(shell, repository):

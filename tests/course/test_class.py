@@ -183,7 +183,7 @@ def test_totals_have_a_row_per_student():
 def test_a_class_survives_the_death_of_its_grader(tmp_path):
     """A grader that is killed leaves what was done; started again, it goes on from there."""
     submissions, out = tmp_path / "in", tmp_path / "out"
-    for student in ("ada", "bob", "cleo", "dan"):
+    for student in ("ada", "bob", "cleo"):
         (submissions / student).mkdir(parents=True)
         shutil.copy(SOURCES / "keys.ipynb", submissions / student / "keys.ipynb")
     command = [sys.executable, "-m", "mooncake_lab", "classroom", "grade", str(submissions)]
@@ -203,9 +203,9 @@ def test_a_class_survives_the_death_of_its_grader(tmp_path):
     size = journal.stat().st_size
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert [one["earned"] for one in json.loads(done.stdout)["grades"]] == [10] * 4
+    assert [one["earned"] for one in json.loads(done.stdout)["grades"]] == [10] * 3
     assert journal.stat().st_size > size
     again = [json.loads(line)["grade"]["student"] for line in journal.read_text().splitlines()]
-    assert sorted(again) == ["ada", "bob", "cleo", "dan"], "nobody was graded twice"
+    assert sorted(again) == ["ada", "bob", "cleo"], "nobody was graded twice"
     assert "confined by Landlock and seccomp" in done.stderr
     assert os.listdir(out / "feedback")  # noqa: PTH208
