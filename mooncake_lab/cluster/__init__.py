@@ -1,6 +1,6 @@
 """The life of a request in a cluster, written once for the real and the simulated one: events in, commands out."""
 
-from mooncake_lab.cluster.attempts import CoordinatorSpec
+from mooncake_lab.cluster.attempts import CoordinatorRules
 from mooncake_lab.cluster.coordinator import Coordinator
 from mooncake_lab.cluster.events import (
     POOL,
@@ -57,7 +57,7 @@ __all__ = [
     "Command",
     "ConfirmWorkers",
     "Coordinator",
-    "CoordinatorSpec",
+    "CoordinatorRules",
     "CoupledPool",
     "DecodePool",
     "DecodeStarted",

@@ -15,9 +15,9 @@ from mooncake_lab.cluster.events import (
     Reject,
     RunPrefill,
 )
+from mooncake_lab.cluster.spec import ClusterSpec
 from mooncake_lab.cluster.workers import WorkerState, WorkerTable
 from mooncake_lab.conductor import (
-    AdmissionPolicy,
     AdmitAll,
     ClusterView,
     Decided,
@@ -25,12 +25,11 @@ from mooncake_lab.conductor import (
     Estimator,
     History,
     Placement,
-    PlacementPolicy,
     Rejection,
     decide,
     needs_of,
 )
-from mooncake_lab.core import SLO, Arrived, Finished, FirstToken, Placed, Record, Rejected, Request
+from mooncake_lab.core import Arrived, Finished, FirstToken, Placed, Record, Rejected, Request
 
 Phase: TypeAlias = Literal[
     "deciding",
@@ -63,20 +62,13 @@ AT_DECODE: Final[frozenset[Phase]] = frozenset({"joining", "decoding"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorSpec:
-    """The policies of a cluster, and the rules by which requests go through it."""
+class CoordinatorRules:
+    """The rules of a runtime by which requests go through its cluster."""
 
-    placement: PlacementPolicy
-    """Where requests go."""
-    admission: AdmissionPolicy = field(default_factory=AdmitAll)
-    """Which of them are served."""
-    slo: SLO = field(default_factory=SLO)
     schedule_s: float = 0.0
     """From a request's arrival to its decision."""
     view_age_s: float = 0.0
     """How old the loads may be on which the Conductor decides; 0 is always the present."""
-    first_shown_by: Literal["decode", "prefill"] = "decode"
-    """Which stage shows the first token."""
     wait_for_workers: bool = False
     """Whether a request that finds no worker waits for one; else it is rejected."""
     max_inflight_requests: int | None = None
@@ -143,7 +135,8 @@ class Attempts:
     """The requests in flight, and where each is placed. Mutable: it is the state of a cluster.
 
     Args:
-        spec: policies and rules.
+        spec: the policies.
+        rules: of the runtime.
         estimate: what the Conductor believes about time.
         workers: what it believes about workers.
         write: gets each record of the run log.
@@ -153,7 +146,8 @@ class Attempts:
 
     def __init__(
         self,
-        spec: CoordinatorSpec,
+        spec: ClusterSpec,
+        rules: CoordinatorRules,
         estimate: Estimator,
         workers: WorkerTable,
         write: Callable[[Record], None],
@@ -167,6 +161,7 @@ class Attempts:
         self.commands: list[Command] = []
         """What the runtime is to do about the event under way."""
         self._spec = spec
+        self._rules = rules
         self._estimate = estimate
         self._workers = workers
         self._write = write
@@ -196,7 +191,7 @@ class Attempts:
         decision: Decision
         if view.prefill and view.decode:
             decision = self._decision(request, view, is_first=not state.attempt.n)
-        elif self._spec.wait_for_workers:
+        elif self._rules.wait_for_workers:
             state.phase = "waiting"
             return
         else:
@@ -222,7 +217,7 @@ class Attempts:
             return self._policy_failed(request, error)
         if self._observe is not None:
             self._observe(Decided(request, view, decision, is_first))
-        if spec.reject_policy_errors and isinstance(decision, Placement):
+        if self._rules.reject_policy_errors and isinstance(decision, Placement):
             named = (decision.prefill, decision.decode, decision.fetch_from)
             unknown = [name for name in named if name is not None and not self._workers.is_up(name)]
             if unknown:
@@ -241,7 +236,7 @@ class Attempts:
             return self._policy_failed(state.request, error)
 
     def _policy_failed(self, request: Request, error: Exception) -> Rejection:
-        if not self._spec.reject_policy_errors:
+        if not self._rules.reject_policy_errors:
             raise error
         reason = f"the placement or admission policy failed: {error!r}"
         return Rejection(request_id=request.id, stage="failed", reason=reason)
@@ -295,7 +290,7 @@ class Attempts:
                 self.finish(state, shown, now_s)
                 return
             state.request, state.prompt_shown_tokens = longer, shown
-        if state.attempt.n == self._spec.max_attempts:
+        if state.attempt.n == self._rules.max_attempts:
             reason = f"{state.attempt.n} attempts came to nothing, the last because {reason}"
             self.reject(state, "failed", reason, now_s)
             return

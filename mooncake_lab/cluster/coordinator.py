@@ -24,8 +24,9 @@ from typing import Any, Literal, TypeAlias, final
 from msgspec.structs import replace
 
 from mooncake_lab.cluster import events
-from mooncake_lab.cluster.attempts import AT_DECODE, AT_PREFILL, Attempts, CoordinatorSpec, RequestState
+from mooncake_lab.cluster.attempts import AT_DECODE, AT_PREFILL, Attempts, CoordinatorRules, RequestState
 from mooncake_lab.cluster.events import POOL, Attempt, Command, Event, SetTimer, StartDecode
+from mooncake_lab.cluster.spec import ClusterSpec
 from mooncake_lab.cluster.workers import WorkerState, WorkerTable
 from mooncake_lab.conductor import ClusterView, Decided, Estimator
 from mooncake_lab.core import (
@@ -49,8 +50,9 @@ class Coordinator:
     """Turns events into commands, and writes the run log.
 
     Args:
-        spec: policies and rules.
+        spec: the policies.
         estimate: what the Conductor believes about time.
+        rules: of the runtime.
         write: gets each record of the run log.
         extend: the request of a failed attempt, with as many tokens of its answer at the end of its prompt; None
             where no token is left to generate.
@@ -59,17 +61,19 @@ class Coordinator:
 
     def __init__(
         self,
-        spec: CoordinatorSpec,
+        spec: ClusterSpec,
         estimate: Estimator,
+        rules: CoordinatorRules,
         *,
         write: Callable[[Record], None],
         extend: Callable[[Request, int], Request | None],
         observe: Callable[[Decided], None] | None = None,
     ) -> None:
-        self.workers = WorkerTable(spec.view_age_s)
-        self._spec = spec
+        self.workers = WorkerTable(rules.view_age_s)
+        self._rules = rules
+        self._prefill_shows_first = spec.first_shown_by == "prefill"
         self._write = write
-        self._attempts = Attempts(spec, estimate, self.workers, write, extend, observe)
+        self._attempts = Attempts(spec, rules, estimate, self.workers, write, extend, observe)
         self._commands = self._attempts.commands
         self.requests = self._attempts.requests
         """The requests in flight, by id."""
@@ -162,14 +166,14 @@ class Coordinator:
                 wall_s=event.wall_s,
             )
         )
-        count, most, refusal = len(requests), self._spec.max_inflight_requests, event.refusal
+        count, most, refusal = len(requests), self._rules.max_inflight_requests, event.refusal
         state = requests[request.id] = RequestState(request, Attempt(request.id, 0))
         if most is not None and count >= most:
             refusal = f"{count} requests are in flight; allowed are {most}"
         if refusal:
             self._attempts.reject(state, "frontdoor", refusal, self._now_s)
-        elif self._spec.schedule_s:
-            self._commands.append(SetTimer(request.id, self._spec.schedule_s))
+        elif self._rules.schedule_s:
+            self._commands.append(SetTimer(request.id, self._rules.schedule_s))
         else:
             self._attempts.decide(state, self._now_s)
 
@@ -209,7 +213,7 @@ class Coordinator:
             if state.phase in AT_PREFILL:
                 state.phase = "moving"
                 worker.sending[event.attempt] = state.decode.name
-            if self._spec.first_shown_by == "prefill" and not state.shown_tokens:
+            if self._prefill_shows_first and not state.shown_tokens:
                 self._show_first(state, event.at_s)
 
     def _prefilled(self, event: events.PrefillDone | events.ChunkDone) -> None:

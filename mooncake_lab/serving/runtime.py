@@ -37,7 +37,7 @@ from mooncake_lab.serving.messages import (
     WorkerMessage,
 )
 from mooncake_lab.serving.questions import Questions
-from mooncake_lab.serving.spec import LiveOptions, check_live, coordinator_spec
+from mooncake_lab.serving.spec import LiveOptions, check_live, coordinator_rules
 from mooncake_lab.serving.stream import FailedError, RequestStream
 from mooncake_lab.serving.supervisor import Link, Supervisor
 
@@ -163,8 +163,9 @@ class ClusterRuntime:
         self.questions.forget()
         self._clients = Clients(self.spec, self.options, self.supervisor.ready, lambda: self.workers)
         self._coordinator = Coordinator(
-            coordinator_spec(self.spec, self.options),
+            self.spec,
             self.estimate,
+            coordinator_rules(self.options),
             write=self._record,
             extend=self._clients.extend,
             observe=self.on_decision,

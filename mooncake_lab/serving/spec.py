@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from mooncake_lab.batching import BATCHING_POLICIES, BatchingPolicy
-from mooncake_lab.cluster import ClusterSpec, CoordinatorSpec, CoupledPool, PrefillPool, Role
+from mooncake_lab.cluster import ClusterSpec, CoordinatorRules, CoupledPool, PrefillPool, Role
 from mooncake_lab.serving.pacer import Pacer
 
 _REMEMBERED_BLOCKS: Final = 2**18
@@ -247,13 +247,9 @@ def worker_spec(spec: ClusterSpec, options: LiveOptions, name: str, token: bytes
     return WorkerSpec(name=name, role=roles[name], index=list(roles).index(name), token=token, **told)
 
 
-def coordinator_spec(spec: ClusterSpec, options: LiveOptions) -> CoordinatorSpec:
-    """The rules of the live cluster: its requests wait for workers, and a policy's error costs one request."""
-    return CoordinatorSpec(
-        placement=spec.placement,
-        admission=spec.admission,
-        slo=spec.slo,
-        first_shown_by=spec.first_shown_by,
+def coordinator_rules(options: LiveOptions) -> CoordinatorRules:
+    """The rules of a live cluster: its requests wait for workers, and a policy's error costs one request."""
+    return CoordinatorRules(
         wait_for_workers=True,
         max_inflight_requests=options.max_inflight_requests,
         max_attempts=options.max_attempts,

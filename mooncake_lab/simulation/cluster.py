@@ -14,7 +14,7 @@ from mooncake_lab.cluster import (
     CancelAttempt,
     ClusterSpec,
     Coordinator,
-    CoordinatorSpec,
+    CoordinatorRules,
     CoupledPool,
     DecodePool,
     Event,
@@ -85,17 +85,10 @@ class Cluster:
         if isinstance(first, PrefillPool) and first.prefill_group > 1:
             group = CppGroup.of(model, nodes=first.prefill_group, chunk_tokens=first.chunk_tokens)
         self.estimate = estimate or LatencyEstimator(model, group)
-        rules = CoordinatorSpec(
-            placement=spec.placement,
-            admission=spec.admission,
-            slo=spec.slo,
-            schedule_s=model.schedule_s,
-            view_age_s=options.view_age_s,
-            first_shown_by=spec.first_shown_by,
-        )
         self.coordinator = Coordinator(
-            rules,
+            spec,
             self.estimate,
+            CoordinatorRules(schedule_s=model.schedule_s, view_age_s=options.view_age_s),
             write=log or self.log.append,
             extend=extend,
             observe=self.decisions.append if options.keep_decisions else None,

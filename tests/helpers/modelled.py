@@ -5,12 +5,12 @@ import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 
+import flat
 import pytest
 
 from mooncake_lab import cluster as c
-from mooncake_lab.conductor import AdmitAll, KVCacheCentric, Rejection, decide
+from mooncake_lab.conductor import AdmitAll, Rejection, decide
 from mooncake_lab.core import (
-    SLO,
     Arrived,
     DecodeStretch,
     Finished,
@@ -103,7 +103,7 @@ class Job:
 class Runtime:
     """Carries out commands at once, and makes events of them when the test says so."""
 
-    def __init__(self, spec):
+    def __init__(self, spec, rules):
         self.actions = {
             c.SetTimer: self.set_timer,
             c.PrepareDecode: self.prepare_decode,
@@ -114,10 +114,10 @@ class Runtime:
             c.Reject: self.ended_so,
             c.Finish: self.ended_so,
         }
-        self.now, self.spec, self.estimate = 0.0, spec, Estimate()
+        self.now, self.spec, self.rules, self.estimate = 0.0, spec, rules, Estimate()
         self.log, self.seen, self.events, self.ended = [], [], [], Counter()
         self.coordinator = c.Coordinator(
-            spec, self.estimate, write=self.log.append, extend=extend, observe=self.seen.append
+            spec, self.estimate, rules, write=self.log.append, extend=extend, observe=self.seen.append
         )
         self.up, self.timers, self.jobs, self.prompts = {}, [], {}, defaultdict(dict)
         self.steps, self.asked, self.held, self.original = {}, [], defaultdict(set), {}
@@ -302,14 +302,16 @@ class Runtime:
                 request.id, decision.prefill, decision.decode,
             )  # fmt: skip
             assert record.reason.endswith(decision.reason)
-            if not self.spec.wait_for_workers:
+            if not self.rules.wait_for_workers:
                 assert (record.reason == decision.reason) == (tries[request.id] == 1)
         assert number == len(placed)
 
 
 def make_runtime(workers=("prefill-0", "prefill-1", "decode-0", "decode-1"), **knobs):
-    """A runtime of a spec, with the workers that are named."""
-    runtime = Runtime(c.CoordinatorSpec(**({"placement": KVCacheCentric(), "slo": SLO()} | knobs)))
+    """A runtime of a spec and of rules, with the workers that are named."""
+    rules = flat.options_of(c.CoordinatorRules, knobs)
+    make = c.ClusterSpec.small_coupled if workers[0].startswith("coupled") else c.ClusterSpec.small
+    runtime = Runtime(make(**knobs), rules)
     runtime.names = workers
     for name in workers:
         bring_up(runtime, name)

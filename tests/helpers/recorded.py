@@ -72,16 +72,17 @@ class Follower(Runtime):
     """Tells a fresh coordinator what another one was told, and keeps the model by which its laws are checked.
 
     Args:
-        spec: rules of the coordinator.
+        spec: of the cluster.
+        rules: of the coordinator.
         estimate: what it believes about time.
         extend: see `Coordinator`.
     """
 
-    def __init__(self, spec, estimate, extend):
-        super().__init__(spec)
+    def __init__(self, spec, rules, estimate, extend):
+        super().__init__(spec, rules)
         self.names, self.estimate = [], estimate
         self.coordinator = c.Coordinator(
-            spec, estimate, write=self.log.append, extend=extend, observe=self.seen.append
+            spec, estimate, rules, write=self.log.append, extend=extend, observe=self.seen.append
         )
         self._actions = {
             c.RequestArrived: self._arrived,

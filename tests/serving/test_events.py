@@ -8,7 +8,7 @@ from recorded import Follower
 from mooncake_lab.cluster import Coordinator, WorkerDown, WorkerUp
 from mooncake_lab.core import CacheChanged
 from mooncake_lab.metrics import check_log
-from mooncake_lab.serving.spec import coordinator_spec
+from mooncake_lab.serving.spec import coordinator_rules
 
 COUPLED = {"coupled_nodes": 2}
 PAIRS = {"prefill_nodes": 2, "decode_nodes": 2}
@@ -48,8 +48,9 @@ def replay(live, events):
     grown = {(one.request.id, one.request.input_tokens): one.request for one in live.decisions}
     log, decisions = [], []
     coordinator = Coordinator(
-        coordinator_spec(live.spec, live.options),
+        live.spec,
         live.estimate,
+        coordinator_rules(live.options),
         write=log.append,
         extend=lambda request, tokens: grown.get((request.id, request.input_tokens + tokens)),
         observe=decisions.append,
@@ -91,7 +92,8 @@ def test_the_laws_hold_after_each_event(live):
     """Beliefs about workers equal a recount of the live attempts all along, while a worker is killed as well."""
     grown = {(one.request.id, one.request.input_tokens): one.request for one in live.decisions}
     follower = Follower(
-        coordinator_spec(live.spec, live.options),
+        live.spec,
+        coordinator_rules(live.options),
         live.estimate,
         extend=lambda request, tokens: grown.get((request.id, request.input_tokens + tokens)),
     )

@@ -18,7 +18,7 @@ from mooncake_lab.conductor import (
 from mooncake_lab.core import SLO, CacheChanged, Request, TracedRequest
 from mooncake_lab.perf import DecodeLatency, HybridLatency, PrefillLatency
 from mooncake_lab.serving import Pacer
-from mooncake_lab.serving.spec import coordinator_spec
+from mooncake_lab.serving.spec import coordinator_rules
 from mooncake_lab.simulation import Cluster, SimulationOptions
 
 BLOCK = 16
@@ -129,7 +129,7 @@ def on_time(live, model, requests):
 def keeps_the_laws(live, model, steps):
     """Nothing is left of requests that ended, and the laws of the coordinator hold all along."""
     follower = Follower(
-        coordinator_spec(live.spec, live.options), belief(live.spec, model), extend=lambda *_: None
+        live.spec, coordinator_rules(live.options), belief(live.spec, model), extend=lambda *_: None
     )
     follower.follow(steps)
     follower.log = sorted(

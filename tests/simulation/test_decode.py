@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from mooncake_lab.batching import CountedBlocks, DecodeOnly, Instance, Limits, Progress
 from mooncake_lab.cluster import (
     Attempt,
+    ClusterSpec,
     Coordinator,
-    CoordinatorSpec,
+    CoordinatorRules,
     DecodePool,
     KVArrived,
     KVLoaded,
@@ -39,8 +40,9 @@ MODEL = LatencyModel(
 def coordinator(log, capacity):
     """One that knows a prefill worker p and a decode worker d."""
     made = Coordinator(
-        CoordinatorSpec(placement=LoadBalance()),
+        ClusterSpec.small(placement=LoadBalance()),
         LatencyEstimator(MODEL),
+        CoordinatorRules(),
         write=log.append,
         extend=lambda request, _: request,
     )
