@@ -223,19 +223,21 @@ class Network:
 
 def _share_fairly(flows: list[Flow], now_s: float) -> None:
     """Max-min fair rates by progressive filling: who can have no more is settled, the others share the rest."""
-    cards = dict.fromkeys([card for flow in flows for card in (flow.sender, flow.receiver)])
+    cards = list(dict.fromkeys([card for flow in flows for card in (flow.sender, flow.receiver)]))
     for card in cards:
         card.left_bytes_per_s, card.users = card.bytes_per_s, 0
     for flow in flows:
         flow.sender.users += 1
         flow.receiver.users += 1
     while flows:
-        tightest = min([card for card in cards if card.users], key=_fair_share)
-        level = _fair_share(tightest)
+        cards = [card for card in cards if card.users]
+        shares = [card.left_bytes_per_s / card.users for card in cards]
+        level = min(shares)
         settled = [flow for flow in flows if flow.most_bytes_per_s <= level]
         if settled:
             flows = [flow for flow in flows if flow.most_bytes_per_s > level]
         else:
+            tightest = cards[shares.index(level)]
             settled = [flow for flow in flows if flow.sender is tightest or flow.receiver is tightest]
             flows = [flow for flow in flows if flow.sender is not tightest and flow.receiver is not tightest]
         for flow in settled:
@@ -244,7 +246,3 @@ def _share_fairly(flows: list[Flow], now_s: float) -> None:
             for card in (flow.sender, flow.receiver):
                 card.left_bytes_per_s = max(card.left_bytes_per_s - rate, 0.0)
                 card.users -= 1
-
-
-def _fair_share(card: _Card) -> float:
-    return card.left_bytes_per_s / card.users
