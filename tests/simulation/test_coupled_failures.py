@@ -88,6 +88,20 @@ def test_no_request_is_lost_and_no_token_shown_twice(name, rows, deaths):
         if isinstance(record, DecodeStretch):
             start_s = record.start_s + (record.steps - 1) * record.first_step_s
             assert start_s <= died_s.get(record.instance, np.inf) + 1e-9
+    assert_placed_again_in_time(log, died_s)
+
+
+def assert_placed_again_in_time(log, died_s):
+    """What was on a dead instance is placed again at once, or when the step ends that decoded there."""
+    stretches, placed = [record for record in log if isinstance(record, DecodeStretch)], {}
+    for record in log:
+        if isinstance(record, Placed):
+            before = placed.get(record.request_id)
+            if before is not None:
+                at_s = died_s[before]
+                ends_s = [s.at_s for s in stretches if s.instance == before and s.start_s <= at_s <= s.at_s]
+                assert any(record.at_s == pytest.approx(each_s) for each_s in (ends_s or [at_s]))
+            placed[record.request_id] = record.prefill_instance
 
 
 @pytest.mark.parametrize("name", ["vllm_prefix", "vllm_chunked", "sarathi"])

@@ -12,7 +12,6 @@ from mooncake_lab.core import FirstToken, Moved, Prefilled
 from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import LinkLatency, model_shape
 from mooncake_lab.simulation import Cluster, Failure, SimulationOptions
-from mooncake_lab.simulation.pool import PrefixPool
 
 KV_BYTES = model_shape("llama3-70b").kv_bytes_per_token
 LONG = 2048
@@ -90,20 +89,6 @@ class TestOneStoreForAll:
         cluster.run(self.REQUESTS)
         held = 8 * LONG // 512
         assert held / 2 < len(cluster.coordinator.workers.index) < held
-
-    def test_blocks_lie_where_they_were_computed_while_there_is_room(self):
-        """Reading one's own blocks moves nothing; a full node's new blocks lie where most room is."""
-        pool = PrefixPool(["a", "b"], capacity_tokens=4 * 512, bytes_per_token=1, shared=True)
-        first, second, third = (traced.request for traced in requests_of([(0.0, LONG, 1, i) for i in range(3)]))
-        pool.keep("a", first)
-        pool.keep("a", second)
-        every = [0, 1, 2, 3]
-        assert [pool.elsewhere(node, first.block_keys) for node in "ab"] == [{}, {"a": every}]
-        assert [pool.elsewhere(node, second.block_keys) for node in "ab"] == [{"b": every}, {}]
-        pool.keep("b", third)  # in place of the first
-        assert [pool.elsewhere(node, third.block_keys) for node in "ab"] == [{}, {"a": every}]
-        pool.drop("a")
-        assert [pool.matched("b", one) for one in (first, second, third)] == [0, 4, 0]
 
     def test_blocks_that_come_late_are_computed(self):
         """With a deadline of 3 s a prompt computes what would be 20.48 s on its way; what is its own it reuses."""
