@@ -1,7 +1,13 @@
 """The faults that `make mutants` plants."""
 
 import ast
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
+import mutants
 from mutants import faults, planted
 
 CODE = '''
@@ -38,3 +44,41 @@ def test_only_a_fault_in_a_function_is_put_into_a_running_program(tmp_path):
         else:
             assert {code.co_name for code in change} == {"g" if fault.line == 8 + 1 else "f"}
             assert change[0] != change[1]
+
+
+MODULE = """LIMIT = 3
+
+def used(a):
+    return a + LIMIT if a < 10 else 0
+
+def unused():
+    return 1 + 1
+"""
+TESTS = """from mooncake_lab.small.module import used
+
+def test_used():
+    assert [used(1), used(9), used(10)] == [4, 12, 0]
+"""
+
+
+def test_survivors_are_the_faults_that_no_test_meets(tmp_path):
+    """In functions and outside of them: of a package of two functions, those of the one that is not called."""
+    texts = {
+        "mooncake_lab/__init__.py": "", "mooncake_lab/small/__init__.py": "",
+        "mooncake_lab/small/module.py": MODULE, "tests/small/test_module.py": TESTS,
+    }  # fmt: skip
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    tool = tmp_path / "tests/helpers/mutants.py"
+    tool.parent.mkdir()
+    shutil.copy(Path(mutants.__file__), tool)
+    for command in (["git", "init", "-q"], ["git", "add", "."]):
+        subprocess.run(command, cwd=tmp_path, check=True)
+    command = [sys.executable, str(tool), "small/module", "--count", "99", "--seed", "0", "1"]
+    said = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    survived = re.findall(r"^survived: mooncake_lab/small/module.py:(\d+): ", said, re.MULTILINE)
+    assert survived == ["7"] * 6
+    planted_at = len(list(faults(tmp_path / "mooncake_lab/small/module.py")))
+    rows = re.findall(r"^small/module +(\d) +(\d+) +(\d+) ", said, re.MULTILINE)
+    assert [tuple(map(int, row)) for row in rows] == [(seed, planted_at, planted_at - 3) for seed in (0, 1)]

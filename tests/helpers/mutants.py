@@ -233,7 +233,7 @@ class Planter:
         def run():
             for function in functions[place(old)]:
                 function.__code__ = new
-            for i, following in zip(items, [*items[1:], None], strict=True):
+            for i, following in itertools.zip_longest(items, items[1:]):
                 item, after = session.items[i], None if following is None else session.items[following]
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
                 if session.testsfailed:
@@ -257,13 +257,15 @@ def in_process(run, limit_s, cpu_s=None):
     receive, send = multiprocessing.Pipe(duplex=False)
     child = os.fork()
     if not child:
+        code = 1
         try:
             if cpu_s is not None:
                 resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s), int(cpu_s) + 1))
                 resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
             send.send((False, run()))
+            code = 0
         finally:
-            os._exit(0)
+            os._exit(code)
     send.close()
     try:
         answer = receive.recv() if receive.poll(limit_s) else None
@@ -271,8 +273,10 @@ def in_process(run, limit_s, cpu_s=None):
         answer = (True, None)
     if answer is None:
         os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    _, status = os.waitpid(child, 0)
     receive.close()
+    if os.waitstatus_to_exitcode(status) == 1:
+        raise RuntimeError("a process of this tool failed by itself")
     return answer
 
 
