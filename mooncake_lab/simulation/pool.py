@@ -106,7 +106,7 @@ class NodeCache:
         if self.ssd is None:
             run = self.dram.put_run(keys, blocks)
             came, left = run.stored, [key for key, _ in run.evicted]
-            if left and not set(came).isdisjoint(left):  # some went and came back, or came and did not stay
+            if left and not set(left).isdisjoint(came):  # some went and came back, or came and did not stay
                 # what was there has left as often as it came, and once more unless it is there now
                 was = Counter([*left, *(key for key in {*came, *left} if key in self.dram)])
                 was.subtract(came)
