@@ -3,8 +3,9 @@
 import ast
 import importlib
 import math
+import operator
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -78,11 +79,17 @@ def code(path: str) -> Any:
         raise ValueError(f"there is no {path}: {error}") from error
 
 
-HELPERS: Final[Mapping[str, Any]] = {
-    **{
-        each.__name__: each
-        for each in (abs, all, any, bool, dict, enumerate, float, int, len, list, max, min, range)
-    },
+def _then(find: Callable[..., Any], attribute: str) -> Callable[..., Any]:
+    """Find something and take this attribute of it."""
+
+    def found(name: str, **point: Any) -> Any:
+        return operator.attrgetter(attribute)(find(name, **point))
+
+    return found
+
+
+HELPERS: Final[Mapping[str, Callable[..., Any]]] = {
+    **{each.__name__: each for each in (abs, all, any, bool, dict, enumerate, float, int, len, list, max, min)},
     **{each.__name__: each for each in (range, round, set, sorted, str, sum, tuple, zip)},
     **{each.__name__: each for each in (pick, words, near, significant, measured_file, code)},
     "median": statistics.median,
@@ -90,12 +97,12 @@ HELPERS: Final[Mapping[str, Any]] = {
     "log": math.log,
     "log2": math.log2,
     "isnan": math.isnan,
-    "fact": lambda name, **point: paper.fact(name, **point).value,
+    "fact": _then(paper.fact, "value"),
     "curve": paper.curve,
     "points": paper.points,
-    "constant": lambda name: paper.constant(name).value,
-    "assumption": lambda name: paper.assumption(name).value,
-    "paper": lambda name: paper.claim(name).fact.value,
+    "constant": _then(paper.constant, "value"),
+    "assumption": _then(paper.assumption, "value"),
+    "paper": _then(paper.claim, "fact.value"),
     "claim": paper.claim,
     "claims": paper.claims,
     "scope": paper.scope,

@@ -165,8 +165,8 @@ def _graded(todo: list[tuple[str, HandedIn]], seed: str, rules: Rules) -> Iterat
         yield from ((key, _grade(each, seed, rules)) for key, each in todo)
         return
     spawn = multiprocessing.get_context("spawn")
-    ending = {"initializer": end_with_parent, "initargs": (os.getpid(),)}
-    with ProcessPoolExecutor(rules.jobs, mp_context=spawn, **ending) as pool:
+    me = (os.getpid(),)
+    with ProcessPoolExecutor(rules.jobs, mp_context=spawn, initializer=end_with_parent, initargs=me) as pool:
         waiting = {pool.submit(_grade, each, seed, rules): key for key, each in todo}
         try:
             for done in as_completed(waiting):
