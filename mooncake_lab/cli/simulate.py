@@ -154,11 +154,10 @@ def simulate(
     requests = read_or_fail("simulate", trace, lenient=lenient)
     full_tokens = cache_tokens or on_device if coupled else on_device
     default = FewestRequests() if coupled else KVCacheCentric()
+    assumed_s = decode_s or _trace_decode_s(requests, latency, slo, full_tokens)
     policies: dict[str, Any] = {
         "placement": default if placement is None else named_placement(placement, seed or 0),
-        "admission": named_admission(
-            admission, decode_s=decode_s or _trace_decode_s(requests, latency, slo, full_tokens)
-        ),
+        "admission": named_admission(admission, decode_s=assumed_s),
         "slo": slo,
         "block_size_tokens": requests.block_size_tokens,
     }
