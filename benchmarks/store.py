@@ -498,7 +498,11 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="JSON file, for data/measured")
     chosen = parser.parse_args()
-    found = measure(chosen.dir, chosen.media.split(","), chosen.block_mib, chosen.rounds, chosen.working_set_mib)
+    media = chosen.media.split(",")
+    try:
+        found = measure(chosen.dir, media, chosen.block_mib, chosen.rounds, chosen.working_set_mib)
+    except ValueError as error:
+        parser.error(str(error))
     if chosen.out:
         chosen.out.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
     for row in found["rows"]:

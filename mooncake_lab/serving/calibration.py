@@ -36,8 +36,10 @@ def measure_prefill(
 ) -> tuple[tuple[int, int, float], ...]:
     """Rows of prompt tokens, reused tokens and the fastest of a few times (s); coupled engines reuse none."""
     rows, seeds = list[tuple[int, int, float]](), itertools.count()
+    is_coupled = spec.role == "coupled"
+    longest = min(spec.window, spec.device_tokens) if is_coupled else spec.window
     for tokens, reused in _PROMPTS:
-        if tokens < spec.window and not (reused and spec.role == "coupled"):
+        if tokens < longest and not (reused and is_coupled):
             prefix, times_s = (_filled(shape, reused),) if reused else (), list[float]()
             for _ in range(_REPEATS):
                 prompt = _prompt(tokens, next(seeds), vocabulary)
@@ -110,9 +112,10 @@ def latency_model(shape: ModelShape, measured: list[Measured], name: str) -> Lat
     decode = np.array([row for part in measured for row in part.decode], dtype=np.float64)
     sent = np.array([row for part in measured for row in part.transfer], dtype=np.float64)
     loaded = [row for part in measured for row in part.load]
-    if not prefill.size or not decode.size:
+    if len(prefill) < 3 or len(decode) < 2:
         raise ValueError(
-            f"{len(prefill)} prefills and {len(decode)} decode steps were timed; some of each are needed"
+            f"{len(prefill)} prefills and {len(decode)} decode batches fit and were timed; at least 3 and 2 are"
+            " needed: the longest context (max_model_len) or an engine's KVCache (max_total_tokens) is too small"
         )
     first = fit_prefill(prefill[:, 0], prefill[:, 1], prefill[:, 2]).model
     second = fit_decode(decode[:, 0], decode[:, 1], decode[:, 2]).model

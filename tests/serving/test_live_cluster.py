@@ -269,6 +269,14 @@ def test_a_measurement_has_a_time_limit(pool, monkeypatch):
         LiveCluster(*flat.live(device="cpu", backend="dense"), pool=pool).__enter__()
 
 
+def test_small_engines_are_measured_with_what_fits(pool, reference):
+    """A coupled worker with little KVCache is timed with short prompts; one with too little says what is."""
+    with LiveCluster(*flat.live(device="cpu", backend="dense", **COUPLED, device_tokens=1024), pool=pool) as live:
+        assert live.generate([[1, 2, 3]], max_new_tokens=4) == reference([[1, 2, 3]], 4)
+    with pytest.raises(ValueError, match=r"KVCache \(max_total_tokens\) is too small"):
+        LiveCluster(*flat.live(device="cpu", backend="dense", **COUPLED, device_tokens=256), pool=pool).__enter__()
+
+
 def test_measures_itself(pool):
     """Without a latency model the cluster times its workers and fits one."""
     with LiveCluster(*flat.live(device="cpu", backend="dense"), pool=pool) as live:
