@@ -234,10 +234,8 @@ class Cluster:
             traced = next(requests, None)
 
     def _set_timer(self, command: SetTimer) -> None:
-        self._loop.call_later(command.delay_s, self._timer_fired, command.request_id)
-
-    def _timer_fired(self, request_id: int) -> None:
-        self.report(TimerFired(at_s=self._loop.now_s, request_id=request_id))
+        fires = TimerFired(at_s=self._loop.now_s + command.delay_s, request_id=command.request_id)
+        self._loop.call_later(command.delay_s, self.report, fires)
 
     def _run_prefill(self, command: RunPrefill) -> None:
         """Fetch, compute, and stream to the decode instance: `PrefillInstance` and `KVTransfer` report each.

@@ -177,7 +177,8 @@ class PrefillInstance:
         parts = list[PromptPart]()
         for job in batch:
             self._report(PrefillStarted(at_s=now_s, attempt=job.attempt, worker=self.name))
-            parts.append(self._reuse(job, free_s))
+            found = self._pool.reuse(self.name, job.request, self._most_blocks(job, free_s))
+            parts.append(_part(job.request, found.blocks, found.from_ssd))
         finish_s, from_ssd = self._finish_s(parts, free_s), sum([part.ssd_tokens for part in parts])
         if from_ssd:
             self._transfer.read_disk(self.name, from_ssd)
@@ -187,11 +188,6 @@ class PrefillInstance:
         if len(finish_s) > 1:
             self._free_at_s = [now_s + each_s for each_s in finish_s]
             self._loop.call_later(finish_s[0], self._slot_free)
-
-    def _reuse(self, job: PrefillJob, free_s: Sequence[float]) -> PromptPart:
-        """Use the prefix that is held."""
-        found = self._pool.reuse(self.name, job.request, self._most_blocks(job, free_s))
-        return _part(job.request, found.blocks, found.from_ssd)
 
     def _most_blocks(self, job: PrefillJob, free_s: Sequence[float]) -> int:
         """The most blocks to reuse: what is on SSD is computed again where that is faster (FAST'25 Eq. 2)."""
@@ -410,7 +406,7 @@ class DecodeInstance:
             member.produced_tokens += member.shows_computed
         remaining = member.output_tokens - member.produced_tokens
         if remaining <= 0:
-            self._finish(member)
+            self._report(RequestDone(at_s=self._loop.now_s, attempt=member.attempt))
             return
         member.joined_step = self._step
         request_id = member.attempt.request_id
@@ -447,7 +443,4 @@ class DecodeInstance:
             _, request_id = heapq.heappop(self._finishing)
             member = self._members.pop(request_id)
             self._context_tokens -= member.cached_tokens + self._step - member.joined_step
-            self._finish(member)
-
-    def _finish(self, member: _DecodeRequest) -> None:
-        self._report(RequestDone(at_s=self._loop.now_s, attempt=member.attempt))
+            self._report(RequestDone(at_s=self._loop.now_s, attempt=member.attempt))

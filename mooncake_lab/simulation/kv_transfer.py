@@ -51,6 +51,8 @@ class _Fetch:
     stays: bool
     """Whether the copies stay on the node, where prompts that want the same blocks wait for them."""
     waiting: list[PrefillJob] = field(default_factory=list[PrefillJob])
+    flow: Flow | None = None
+    """Its bytes on the network, once they are sent."""
 
     @property
     def keys(self) -> list[BlockKey]:
@@ -201,16 +203,18 @@ class KVTransfer:
         job, size = fetch.job, fetch.tokens * self._token_bytes
         arrived = partial(self._end_fetch, fetch, self._loop.now_s, size)
         sent = self._when_sent(job, fetch.source)
-        self._network.transfer(fetch.source, job.placement.prefill, size, arrived, sent=sent)
+        fetch.flow = self._network.transfer(fetch.source, job.placement.prefill, size, arrived, sent=sent)
 
     def _end_fetch(self, fetch: _Fetch, start_s: float, size_bytes: int) -> None:
         """A prefix has arrived; or one of its nodes is down or it is late (0 bytes), and its blocks are computed.
 
-        What arrives late is dropped.
+        The rest of what is late is not sent, as in the live cluster.
         """
         if fetch not in self._fetches:
             return
         del self._fetches[fetch]
+        if not size_bytes and fetch.flow is not None:
+            self._network.stop(fetch.flow)
         job, first = fetch.job, fetch.places[0]
         if fetch.stays and size_bytes:
             self._pool.keep(job.placement.prefill, job.request, fetch.places[-1] + 1, first=first)

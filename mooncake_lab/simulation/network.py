@@ -159,6 +159,13 @@ class Network:
         self._greedy[flow] = None
         self._share()
 
+    def stop(self, flow: Flow) -> None:
+        """End a transfer that is under way, and tell nobody."""
+        if flow in self._greedy or flow in self._paced:
+            flow.arrived = flow.sent = None
+            self._end(flow, 0.0)
+            self._share()
+
     def cancel(self, node: str) -> None:
         """A node is gone: its transfers end now, whatever is left of them. Who waited finds it dead."""
         for flow in [*self._paced, *self._greedy]:

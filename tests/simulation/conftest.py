@@ -288,11 +288,14 @@ class Reference:
             if arrived:
                 self.move(request, decision.fetch_from, node.name, start_s, tokens)
                 node.keep(keys)
+            elif flow in self.flows:  # the rest is not sent
+                self.flows.remove(flow)
             for each in waiting:
                 each.fetches.remove(waiting)
             self.start(node)
 
-        self.flows.append(Flow(decision.fetch_from, node.name, tokens * self.bytes, math.inf, lambda: ended(True)))
+        flow = Flow(decision.fetch_from, node.name, tokens * self.bytes, math.inf, lambda: ended(True))
+        self.flows.append(flow)
         self.at(self.now + self.prefill_pool.fetch_timeout_s, ended, False)
 
     def refuse(self, request, stage):
