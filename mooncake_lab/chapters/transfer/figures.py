@@ -52,7 +52,7 @@ def storing(modelled: pd.DataFrame, second: pd.DataFrame, tokens: int, made: str
     ):
         mark = style.COMPUTED if shift else {"marker": "o"}
         right.plot(places + shift, second[column], linestyle="", color=COLOURS[name], label=label, **mark)
-    right.set_xticks(places, second["prefix_in"].str.replace(" ", "\n"))
+    right.set_xticks(places, second["prefix_in"].str.replace(" network", "").str.replace(" ", "\n"))
     right.set_ylabel("TTFT (ms)")
     style.panel_title(right, f"live cluster, prefix of {tokens:,} tokens")
     for panel in (left, right):
