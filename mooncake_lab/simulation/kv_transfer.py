@@ -213,8 +213,9 @@ class KVTransfer:
         if fetch not in self._fetches:
             return
         del self._fetches[fetch]
-        if not size_bytes and fetch.flow is not None:
-            self._network.stop(fetch.flow)
+        flow, fetch.flow = fetch.flow, None  # which refers to this fetch
+        if flow is not None and not size_bytes:
+            self._network.stop(flow)
         job, first = fetch.job, fetch.places[0]
         if fetch.stays and size_bytes:
             self._pool.keep(job.placement.prefill, job.request, fetch.places[-1] + 1, first=first)
