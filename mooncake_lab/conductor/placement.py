@@ -175,10 +175,10 @@ def fetched_prefill_s(request: Request, instance: PrefillView, holder: PrefillVi
     seconds = estimate.prefill_s(request.id, request.input_tokens, best)
     if instance.matched_on_ssd:
         seconds = estimate.beside_ssd_s(seconds, _tokens(request, instance.matched_on_ssd))
-    loads_s = [estimate.transfer_s(best - local, holder.outgoing_flows)]
+    loads_s = list[float]()
     if holder.matched_on_ssd:
-        below = min(best - local, _tokens(request, holder.matched_on_ssd))
-        loads_s.insert(0, estimate.beside_ssd_s(0.0, below))
+        loads_s.append(estimate.beside_ssd_s(0.0, min(best - local, _tokens(request, holder.matched_on_ssd))))
+    loads_s.append(estimate.transfer_s(best - local, holder.outgoing_flows))
     for load_s in loads_s:
         seconds = estimate.beside_load_s(seconds, load_s) if estimate.fetches_by_layer else seconds + load_s
     return seconds

@@ -24,14 +24,15 @@ def check_scale(scale: str) -> str:
     return scale
 
 
-def entry(table: Mapping[str, Entry], name: str, what: str) -> Entry:
+def entry(table: Mapping[str, Entry], name: str, refusal: str) -> Entry:
     """What a table has under a name that a reader or a user chose.
 
     Raises:
-        ValueError: when it has no such name; saying which there are of `what`.
+        ValueError: when it has no such name; the message begins with `refusal`, such as "no testbed", and says
+            which names there are.
     """
     if name not in table:
-        raise ValueError(f"no {what} {name!r}; allowed are {', '.join(table)}")
+        raise ValueError(f"{refusal} {name!r}; allowed are {', '.join(table)}")
     return table[name]
 
 

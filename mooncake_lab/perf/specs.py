@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from mooncake_lab.core import carried_folder
+from mooncake_lab.core import carried_folder, entry
 
 Row = TypeVar("Row")
 
@@ -164,12 +164,6 @@ def _named_rows(file_name: str, kind: type[Row]) -> Mapping[str, Row]:
     return MappingProxyType({row["name"]: msgspec.convert(row, kind, strict=False) for row in rows})
 
 
-def _entry(table: Mapping[str, Row], name: str, what: str) -> Row:
-    if name not in table:
-        raise ValueError(f"unknown {what} {name!r}; allowed are {', '.join(table)}")
-    return table[name]
-
-
 MODELS: Final = _named_rows("model_shapes.csv", ModelShape)
 """The models of both papers, and the small ones this book runs for real (float32)."""
 
@@ -183,7 +177,7 @@ def model_shape(name: str) -> ModelShape:
     Raises:
         ValueError: naming the known models, when the name is unknown.
     """
-    return _entry(MODELS, name, "model")
+    return entry(MODELS, name, "unknown model")
 
 
 def hardware(name: str) -> Hardware:
@@ -192,4 +186,4 @@ def hardware(name: str) -> Hardware:
     Raises:
         ValueError: naming the known machines, when the name is unknown.
     """
-    return _entry(HARDWARE, name, "hardware")
+    return entry(HARDWARE, name, "unknown hardware")

@@ -65,8 +65,8 @@ class Clients:
             "block_keys": self._keys(prompt),
             "block_size_tokens": self._spec.block_size_tokens,
         }
-        known = Request(id=self._next_id, arrival_s=0.0, **shape) if traced is None else traced
-        request = replace(known, **shape)
+        fresh = traced is None
+        request = Request(id=self._next_id, arrival_s=0.0, **shape) if fresh else replace(traced, **shape)
         if request.id in self.streams:
             raise ValueError(f"request {request.id} is in flight already")
         self._next_id = max(self._next_id, request.id + 1)  # workers and the log know each id of a run once

@@ -135,9 +135,9 @@ class NodeCache:
 
     def _write(self, index: int, key: BlockKey, position: int, left: dict[BlockKey, None]) -> bool:
         """Write a block into one tier; whether the tier takes it, and which blocks left for it."""
-        is_taken, commands = self._stack.put(index, key, Entry(key, is_ready=True), self._block_bytes, position)
-        self._free(commands, left)
-        return is_taken
+        outcome = self._stack.put(index, key, Entry(key, is_ready=True), self._block_bytes, position)
+        self._free(outcome.commands, left)
+        return outcome.entry is not None
 
     def _free(self, commands: Iterable[Free[BlockKey] | Demote], left: dict[BlockKey, None]) -> None:
         for command in commands:

@@ -131,9 +131,6 @@ class Tier(Generic[Handle]):
 
     def has_intact(self, key: BlockKey) -> bool:
         """Whether the block can be read here and need not be written again."""
-        block = self.blocks.peek(key)
-        if block is None or not block.payload.has_failed:
-            return key in self.pending or (block is not None and block.payload.is_ready)
         return self.holds(key) and not self.is_replaceable(key)
 
     def touch(self, key: BlockKey) -> None:
@@ -269,7 +266,7 @@ class Tier(Generic[Handle]):
 
 
 class WriteOutcome(NamedTuple, Generic[Handle]):
-    """Outcome of `begin_write`: the entry to fill, `None` where the tier does not take the block; and commands."""
+    """Outcome of `put` and `begin_write`: the entry, None where the tier does not take the block; and commands."""
 
     entry: Entry[Handle] | None
     commands: Sequence[Free[Handle] | Demote] = ()
@@ -316,32 +313,30 @@ class TierStack(Generic[Handle]):
 
     def begin_write(self, index: int, key: BlockKey, size_bytes: int, position: int) -> WriteOutcome[Handle]:
         """As `put`, with an entry whose bytes are still to come: pinned, and readable after `end_write`."""
-        entry = Entry[Handle]()
-        is_taken, commands = self.put(index, key, entry, size_bytes, position)
-        if not is_taken:
-            return WriteOutcome(None, commands)
-        self.tiers[index].blocks.pin(key)
-        return WriteOutcome(entry, commands)
+        outcome = self.put(index, key, Entry[Handle](), size_bytes, position)
+        if outcome.entry is not None:
+            self.tiers[index].blocks.pin(key)
+        return outcome
 
     def put(
         self, index: int, key: BlockKey, entry: Entry[Handle], size_bytes: int, position: int
-    ) -> tuple[bool, Sequence[Free[Handle] | Demote]]:
-        """Evict until the block fits and hold it; whether the tier takes it, and commands.
+    ) -> WriteOutcome[Handle]:
+        """Evict until the block fits and hold it.
 
         A block that could not be read is replaced, since its bytes are at hand now.
         """
         tier = self.tiers[index]
         is_stale = tier.is_replaceable(key)
         if (key in tier.blocks and not is_stale) or key in tier.pending or not tier.writes.allows():
-            return False, ()
+            return WriteOutcome(None)
         commands: list[Free[Handle] | Demote] = []
         if is_stale:
             commands += tier.free(tier.blocks.remove(key).payload.handle)
         outcome = tier.blocks.put(key, entry, size_bytes=size_bytes, position=position)
         if isinstance(outcome, Refused):
             tier.counters.refused += 1
-            return False, commands
-        return True, commands + self._depart(tier, outcome.evicted) if outcome.evicted else commands
+            return WriteOutcome(None, commands)
+        return WriteOutcome(entry, commands + self._depart(tier, outcome.evicted))
 
     def end_write(self, index: int, key: BlockKey) -> None:
         """The bytes of a block are there: it can be read."""

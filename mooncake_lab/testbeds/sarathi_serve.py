@@ -84,7 +84,7 @@ TESTBEDS: Final = {
 
 def testbed(name: str) -> Testbed:
     """A machine of the paper; a name that is not in `TESTBEDS` is a ValueError."""
-    return entry(TESTBEDS, name, "testbed")
+    return entry(TESTBEDS, name, "no testbed")
 
 
 def slo_s(name: str, which: str) -> float:

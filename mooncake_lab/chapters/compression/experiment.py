@@ -169,7 +169,7 @@ _MAKERS: Final[Mapping[str, Callable[[Sample, float, int], compression.Method]]]
 
 
 def _made_of(name: str, knob: float, sample: Sample) -> compression.Method:
-    return entry(_MAKERS, name, "method")(sample, knob, max(WINDOW + 2, round(knob * len(sample.tokens))))
+    return entry(_MAKERS, name, "no method")(sample, knob, max(WINDOW + 2, round(knob * len(sample.tokens))))
 
 
 def _compressed_at(sample: Sample, when: When) -> int:

@@ -98,7 +98,7 @@ class Serving:
         held = bed.capacity_tokens() // BLOCK_TOKENS // bed.stages * BLOCK_TOKENS
         return PipelineSpec(
             clock=replace(bed.clock(self.sum_ms / 1000), apart=self.apart),
-            policy=entry(POLICIES, self.policy, "policy"),
+            policy=entry(POLICIES, self.policy, "no policy"),
             limits=limits_of(most, request_tokens=window, batch_tokens=window + most, capacity_tokens=held),
             micro_batches=bed.stages,
         )
