@@ -37,10 +37,11 @@ class Sarathi:
             raise ValueError(f"Sarathi.chunk is {self.chunk!r}; allowed are filled and fixed")
 
     steady_steps = steady_while_blocks_last
+    reservation = staticmethod(worst_case_blocks)
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """One piece of the oldest unfinished prompt, and every decode."""
-        batch = BatchBuilder(running, limits, worst_case_blocks)
+        batch = BatchBuilder(running, limits, self.reservation)
         batch.decode()
         piece = self._piece_tokens(len(batch.segments), limits)
         if batch.unfinished:
@@ -89,10 +90,11 @@ class SarathiServe:
         require_positive("SarathiServe.chunk_tokens", self.chunk_tokens)
 
     steady_steps = steady_while_blocks_last
+    reservation = staticmethod(known_blocks)
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """All decodes, then pieces of prompts with what they leave of the budget."""
-        batch = BatchBuilder(running, limits, known_blocks, watermark=self.watermark)
+        batch = BatchBuilder(running, limits, self.reservation, watermark=self.watermark)
         batch.make_room()
         batch.decode()
         budget = smaller(self.chunk_tokens, limits.max_batch_tokens)
@@ -120,10 +122,11 @@ class VLLMChunked:
         require_positive("VLLMChunked.chunk_tokens", self.chunk_tokens)
 
     steady_steps = steady_while_blocks_last
+    reservation = staticmethod(known_blocks)
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Decodes, then pieces of prompts."""
-        batch = BatchBuilder(running, limits, known_blocks, self.chunk_tokens, self.watermark)
+        batch = BatchBuilder(running, limits, self.reservation, self.chunk_tokens, self.watermark)
         batch.make_room()
         batch.decode()
         batch.add_chunked_prefills(waiting)

@@ -22,6 +22,7 @@ from mooncake_lab.batching.plan import (
     Limits,
     Plan,
     Progress,
+    ReservingPolicy,
     Segment,
     SteadyPolicy,
     check_plan,
@@ -113,8 +114,9 @@ class Instance:
     """Waiting and running requests under one batching policy. Mutable: plans act on it.
 
     An iteration is `plan`, then the computation, then `apply`, then `finish` for each request that is done.
-    Several iterations may be in flight: `plan` leaves out the requests whose iteration was not applied yet. Output
-    lengths are not known here: the caller, who computes the tokens, decides which requests are done.
+    Several iterations may be in flight: `plan` leaves out the requests whose iteration was not applied yet, and
+    the blocks that the policy reserves for them (`ReservingPolicy`). Output lengths are not known here: the caller,
+    who computes the tokens, decides which requests are done.
 
     Args:
         policy: what decides.
@@ -146,6 +148,7 @@ class Instance:
         self._admitted: set[int] = set()  # by the last plan
         self._checks = checks
         self._steady = policy if isinstance(policy, SteadyPolicy) else None
+        self._reserving = policy if isinstance(policy, ReservingPolicy) else None
 
     def enqueue(self, request: Progress) -> None:
         """Let a request wait."""
@@ -157,15 +160,16 @@ class Instance:
         Refused requests are gone then, preempted ones wait, and the planned ones run, with the blocks for their
         new tokens, in flight until `apply`.
         """
-        resting, places = tuple(self.running.values()), self.limits.max_requests
+        resting, places, reserved_blocks = tuple(self.running.values()), self.limits.max_requests, 0
         if self._in_flight:
             in_flight = self._ids_in_flight()
             resting = tuple(request for request in resting if request.request_id not in in_flight)
             places -= len(in_flight)
             if not places:
                 return Plan(reason="every place is in flight")
+            reserved_blocks = self._reserved_blocks(in_flight)
         waiting, running = self.blocks.match(tuple(self.waiting), resting)
-        self.seen = waiting, running, self._limits_now(places)
+        self.seen = waiting, running, self._limits_now(places, reserved_blocks)
         plan = self.policy.plan(*self.seen)
         if self._checks:
             check_plan(plan, *self.seen)
@@ -276,8 +280,16 @@ class Instance:
         assert len(running) <= self.limits.max_requests, f"{len(running)} requests run"  # noqa: S101  # likewise
         self.blocks.check(running)
 
-    def _limits_now(self, places: int) -> Limits:
-        return replace(self.limits, max_requests=places, free_blocks=self.blocks.free_blocks)
+    def _limits_now(self, places: int, reserved_blocks: int = 0) -> Limits:
+        free_blocks = max(0, self.blocks.free_blocks - reserved_blocks)
+        return replace(self.limits, max_requests=places, free_blocks=free_blocks)
+
+    def _reserved_blocks(self, in_flight: Collection[int]) -> int:
+        """Blocks that the policy counts on for requests that it does not see, beyond those that they hold."""
+        if self._reserving is None:
+            return 0
+        requests = [self.running[request_id] for request_id in in_flight]
+        return sum(max(0, self._reserving.reservation(each, self.limits) - each.held_blocks) for each in requests)
 
     def _acquire(self, segments: Sequence[Segment], waiting: Sequence[Progress]) -> None:
         """Admit the planned requests that waited, and get blocks for the new tokens of all planned ones."""

@@ -33,11 +33,12 @@ class PrefillOnly:
         require_positive("PrefillOnly.max_batch_tokens", self.max_batch_tokens)
 
     steady_steps = steady_while_blocks_last
+    reservation = staticmethod(known_blocks)
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Pieces of prompts up to the tokens of an iteration."""
         prefilling = [request for request in running if not request.decoding]
-        batch = BatchBuilder(prefilling, limits, known_blocks, self.chunk_tokens)
+        batch = BatchBuilder(prefilling, limits, self.reservation, self.chunk_tokens)
         tokens = sum([batch.advance(request, request.pending_tokens) for request in batch.running])
         for request in batch.candidates(waiting, grows=False):
             tokens += request.pending_tokens
@@ -58,10 +59,11 @@ class DecodeOnly:
     """
 
     steady_steps = steady_while_blocks_last
+    reservation = staticmethod(known_blocks)
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """All decodes, old and new."""
-        batch = BatchBuilder(running, limits, known_blocks)
+        batch = BatchBuilder(running, limits, self.reservation)
         batch.make_room(swap=True)
         batch.decode()
         for request in batch.candidates([request for request in waiting if request.decoding]):

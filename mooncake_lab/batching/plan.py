@@ -183,6 +183,19 @@ class SteadyPolicy(BatchingPolicy, Protocol):
         ...
 
 
+@runtime_checkable
+class ReservingPolicy(BatchingPolicy, Protocol):
+    """A batching policy that gives no request the blocks that it reserves for another one.
+
+    While an iteration is in flight, its requests are not shown to the policy; the instance then takes their
+    reservations off the free blocks.
+    """
+
+    def reservation(self, request: Progress, limits: Limits, /) -> int:
+        """Blocks that a running request may count on, those that it holds included."""
+        ...
+
+
 def check_plan(plan: Plan, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> None:
     """Check that an instance could act on a plan.
 

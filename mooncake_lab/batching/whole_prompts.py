@@ -25,10 +25,11 @@ class RequestLevel:
     """
 
     steady_steps = steady_while_blocks_last
+    reservation = staticmethod(worst_case_blocks)
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Decode the batch, or admit the next one where none is left."""
-        batch = BatchBuilder(running, limits, worst_case_blocks)
+        batch = BatchBuilder(running, limits, self.reservation)
         if not batch.running:
             batch.add_whole_prefills(waiting)
             return batch.plan("no batch: admit the next")
@@ -57,10 +58,11 @@ class Orca:
         require_positive("Orca.max_prefills", self.max_prefills)
 
     steady_steps = steady_while_blocks_last
+    reservation = staticmethod(worst_case_blocks)
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """All running requests, then whole prompts while places, slots and tokens last."""
-        batch = BatchBuilder(running, limits, worst_case_blocks)
+        batch = BatchBuilder(running, limits, self.reservation)
         for request in batch.running:
             batch.advance(request, batch.tokens_left)
         batch.add_whole_prefills(waiting, at_most=self.max_prefills)
@@ -76,10 +78,11 @@ class TensorRTLLM:
     """
 
     steady_steps = steady_while_blocks_last
+    reservation = staticmethod(worst_case_blocks)
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Generation first in the budget, prompts first in the packed batch."""
-        batch = BatchBuilder(running, limits, worst_case_blocks)
+        batch = BatchBuilder(running, limits, self.reservation)
         batch.decode()
         # A prompt that has begun and gets no tokens is not overtaken.
         if all(batch.advance(request, request.pending_tokens) for request in batch.unfinished):
@@ -104,10 +107,11 @@ class VLLM:
     """Part of the cache that admissions leave free (vLLM's default)."""
 
     steady_steps = steady_while_blocks_last
+    reservation = staticmethod(known_blocks)
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
         """Prompts if there is room for one, else decodes."""
-        batch = BatchBuilder(running, limits, known_blocks, watermark=self.watermark)
+        batch = BatchBuilder(running, limits, self.reservation, watermark=self.watermark)
         batch.make_room()
         for request in batch.unfinished:
             batch.advance(request, request.pending_tokens)
