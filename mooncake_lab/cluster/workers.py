@@ -410,7 +410,8 @@ class WorkerTable:
         if view is None or now_s - view.taken_at_s > self._view_age_s:
             prefill = tuple([worker.prefill_view(matches[place], now_s) for worker, place in self._prefill])
             decode = tuple([worker.latest_view or worker.decode_view() for worker in self._decode])
-            view = ClusterView(now_s, prefill, decode, history.lengths, history.recent(now_s))
+            lengths = history.lengths if history.learns_lengths else None
+            view = ClusterView(now_s, prefill, decode, lengths, history.recent(now_s))
             if self._view_age_s:
                 self._old_view = view
         else:

@@ -81,6 +81,20 @@ class ClusterView(_View, frozen=True, gc=False):
     taken_at_s: float
     prefill: tuple[PrefillView, ...]
     decode: tuple[DecodeView, ...]
-    lengths: LengthHistogram = LengthHistogram()
-    """Lengths of the answers that have finished, where a policy of the cluster declares that it needs them."""
+    answer_lengths: LengthHistogram | None = LengthHistogram()
+    """See `lengths`; None where they are not counted."""
     recent: RecentView = RecentView()
+
+    @property
+    def lengths(self) -> LengthHistogram:
+        """Lengths of the answers that have finished.
+
+        Raises:
+            LookupError: when they are not counted, as no policy of the cluster declares that it needs them.
+        """
+        if self.answer_lengths is None:
+            raise LookupError(
+                "ClusterView.lengths is not counted in this cluster; it is where the placement or the admission"
+                " policy declares that it needs it: needs = frozenset({'lengths'})"
+            )
+        return self.answer_lengths

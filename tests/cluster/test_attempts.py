@@ -57,16 +57,50 @@ def test_a_request_on_its_way_is_expected_when_its_placement_says():
     assert ([one.starts_s for one in view.coming], [one.starts_s for one in view.decoding]) == ([], [20.0])
 
 
-@pytest.mark.parametrize(("admission", "answers"), [(AdmitAll(), 0), (LengthPredicting(), 1)])
-def test_views_count_answers_where_a_policy_needs_their_lengths(admission, answers):
-    """After one answer, a view holds it where the admission policy declares the need, and nothing else."""
-    run = make_runtime(PAIR, placement=Expects(), admission=admission)
+class ReadsLengths(AdmitAll):
+    """Reads the lengths of answers, and does not declare it."""
+
+    def admit(self, request, proposed, view, **bounds):
+        """Everything."""
+        del request, bounds
+        assert view.lengths
+        return proposed
+
+
+def test_a_policy_that_reads_lengths_has_to_declare_it():
+    """Else it would decide on counts that are always empty."""
+    run = make_runtime(PAIR, placement=Expects(), admission=ReadsLengths())
+    with pytest.raises(LookupError, match=r"ClusterView\.lengths is not counted .* frozenset\({'lengths'}\)"):
+        arrive(run)
+
+
+def test_views_count_answers_where_a_policy_needs_their_lengths():
+    """After one answer, a view holds it where the admission policy declares the need."""
+    run = make_runtime(PAIR, placement=Expects(), admission=LengthPredicting())
     arrive(run)
     prefill(run)
     move(run)
     run.tell(c.DecodeStarted, attempt=A)
     run.tell(c.RequestDone, attempt=A)
-    assert run.coordinator.view(request(1), run.now).lengths.longer[-1][0] == answers
+    assert run.coordinator.view(request(1), run.now).lengths.longer[-1][0] == 1
+
+
+@pytest.mark.parametrize("from_ssd", [False, True])
+def test_a_fetch_from_a_shared_store_loads_the_network_while_it_is_sent(from_ssd):
+    """The source sends when it has read what is on its SSD, until the prefix has arrived."""
+    run = make_runtime((*PAIR, "prefill-1"), placement=Expects())
+    arrive(run)
+    fetch = {"attempt": A, "worker": "prefill-0", "source": "prefill-1"}
+
+    def outgoing_flows():
+        return [one.outgoing_flows for one in run.coordinator.view(request(1), run.now).prefill]
+
+    run.tell(c.FetchStarted, **fetch, from_ssd=from_ssd)
+    assert outgoing_flows() == [0, 0 if from_ssd else 1]
+    run.tell(c.TierRead, attempt=A, worker="prefill-1", start_s=run.now, bytes=9)
+    assert outgoing_flows() == [0, 1]
+    run.tell(c.PrefixFetched, **fetch, start_s=run.now, bytes=9)
+    assert outgoing_flows() == [0, 0]
 
 
 def test_a_token_shown_at_prefill_is_not_put_into_the_prompt_before_decode():

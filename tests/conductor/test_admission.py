@@ -153,7 +153,7 @@ class TestLearnedLengths:
     def test_seconds_become_tokens_by_the_mean_step(self, arrival_s):
         """Steps of 0.25 s and 0.75 s are 0.5 s on average: 12 s are 24 tokens, the moment asked about has more."""
         seen = view(
-            decode("d0", [(200, 88.0)]), decode("d1", [(200, 100.0)] * 3, [(200, 102.0)]), lengths=self.BOOK
+            decode("d0", [(200, 88.0)]), decode("d1", [(200, 100.0)] * 3, [(200, 102.0)]), answer_lengths=self.BOOK
         )
         then_s = arrival_s + 2.0
         expected = 1 + share_longer(self.BOOK, 200, beyond=(then_s - 88.0) / 0.5, given=12 / 0.5)

@@ -381,4 +381,3 @@ def test_views_show_who_decodes_and_who_is_on_the_way():
     assert [(served.request_id, served.input_tokens) for served in decode.coming] == [(1, 96)]
     assert decode.requests == 2
     assert decode.present_tokens >= 64
-    assert views[0].lengths.longer[-1][0] == 0
