@@ -30,6 +30,16 @@ def test_both_stages_have_to_be_up():
     assert table(c="coupled").can_serve
 
 
+@pytest.mark.parametrize("role", ["prefill", "coupled"])
+def test_a_worker_without_a_cache_matches_nothing(role):
+    """Whether other workers keep prefixes or none does."""
+    workers = WorkerTable(view_age_s=0.0)
+    for name, cache in (("a", None), ("b", None), ("c", "c")):
+        workers.add(WorkerUp(at_s=0.0, worker=name, role=role, capacity_tokens=10**6, cache=cache))
+        assert {one.matched_blocks for one in workers.view(REQUEST, 0.0, History()).prefill} == {0}
+        assert workers.matched_blocks(name, REQUEST) == 0
+
+
 @pytest.mark.parametrize(("on_ssd", "reads"), [(1, False), (2, True), (3, True), (4, False)])
 def test_only_the_blocks_that_are_copied_are_read(on_ssd, reads):
     """Of three reused blocks the first is there: the holder reads if the second or the third is on its SSD."""

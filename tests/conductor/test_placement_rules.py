@@ -95,8 +95,15 @@ def test_the_best_holder_fetches_nothing():
 
 def test_where_nothing_is_finite_the_first_instance_is_named():
     """A choice is made even if every estimate is infinite, and admission sees that it is."""
-    placed = KVCacheCentric().place(request(), view((0.0, 0), (0.0, 0)), Never())
-    assert (placed.prefill, placed.expected_ttft_s) == ("p0", math.inf)
+    placed = KVCacheCentric().place(request(), view((0.0, 0), (0.0, 9)), Never())
+    assert (placed.prefill, placed.expected_ttft_s, placed.fetch_from) == ("p0", math.inf, None)
+
+
+@pytest.mark.parametrize(("held", "fetches"), [(6, False), (7, True)])
+def test_a_prefix_is_fetched_where_another_match_is_more_than_half_as_long_again(held, fetches):
+    """By default: assumption B01."""
+    placed = KVCacheCentric().place(request(), view((0.0, 4), (90.0, held)), Estimate())
+    assert (placed.fetch_from is not None) == fetches
 
 
 def test_a_coupled_instance_decodes_what_it_prefills():

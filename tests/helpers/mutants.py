@@ -7,9 +7,9 @@ operator, a number, a condition. A target's score is the share of its faults wit
 package's tests fails. A survivor is printed with its line; either a test lacks, or the line has no consequence and
 can go. When tests are merged or deleted, the score should not fall.
 
-The tests are imported once. A first run without a fault tells which test files call which functions. For each
-fault a process is forked, which replaces the code of the function and runs those files until a test fails: first
-the tests that noticed other faults, then the quickest files. A fault outside of functions, or in one that an
+The tests are imported once. A first run without a fault tells which tests call which functions. For each fault a
+process is forked, which replaces the code of the function and runs those tests until one fails: first those that
+noticed other faults, then those of the quickest files. A fault outside of functions, or in one that an
 import calls, needs the imports again: its process starts without them, and runs all tests of the package. A run
 that computes several times as long as without the fault has noticed it; one that a busy machine delays has not.
 """
@@ -193,14 +193,14 @@ class Planter:
         return True
 
     def survey(self, session):
-        """By test file: the functions that it calls. By test: the seconds that it computes."""
-        called, spent_s = defaultdict(set), []
+        """By test: the functions that it calls, and the seconds that it computes."""
+        called, spent_s = [], []
+        caches = [each for each in gc.get_objects() if isinstance(each, functools._lru_cache_wrapper)]
         for item, following in zip(session.items, [*session.items[1:], None], strict=True):
-            if item.path not in called:
-                for each in gc.get_objects():
-                    if isinstance(each, functools._lru_cache_wrapper):  # filled by another file
-                        each.cache_clear()
-            self.calls, begun_s = called[item.path], time.process_time()
+            for each in caches:  # filled by another test
+                each.cache_clear()
+            self.calls, begun_s = set(), time.process_time()
+            called.append(self.calls)
             threading.settrace(self.trace)
             sys.settrace(self.trace)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
@@ -208,9 +208,9 @@ class Planter:
             if session.testsfailed:
                 return None
             for name in item.fixturenames:
-                called[item.path] |= self.by_fixture[name]
+                called[-1] |= self.by_fixture[name]
             spent_s.append(time.process_time() - begun_s)
-        return dict(called), spent_s
+        return called, spent_s
 
     @staticmethod
     def seconds(session, spent_s):
@@ -227,7 +227,7 @@ class Planter:
             return None
         old, new = change
         files = self.seconds(session, spent_s)
-        items = [i for i, item in enumerate(session.items) if place(old) in called[item.path]]
+        items = [i for i in range(len(session.items)) if place(old) in called[i]]
         items.sort(key=lambda i: (-self.failed[i], files[session.items[i].path], i))
 
         def run():
