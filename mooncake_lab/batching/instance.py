@@ -115,8 +115,8 @@ class Instance:
 
     An iteration is `plan`, then the computation, then `apply`, then `finish` for each request that is done.
     Several iterations may be in flight: `plan` leaves out the requests whose iteration was not applied yet, and
-    the blocks that the policy reserves for them (`ReservingPolicy`). Output lengths are not known here: the caller,
-    who computes the tokens, decides which requests are done.
+    the blocks that the policy reserves for them (`ReservingPolicy`). Output lengths are not known here: who
+    computes the tokens decides which requests are done.
 
     Args:
         policy: what decides.
