@@ -13,9 +13,11 @@ from mooncake_lab.core import (
     DecodeStretch,
     Finished,
     FirstToken,
+    Moved,
     Placed,
     Prefilled,
     Rejected,
+    RunEnded,
 )
 from mooncake_lab.metrics import check_log
 
@@ -70,6 +72,11 @@ def finished(at_s=2.0, output_tokens=3):
 def rejected(at_s=2.0):
     """Request 1 is refused."""
     return Rejected(at_s=at_s, request_id=1, stage="decode", reason="load")
+
+
+def moved(at_s=1.0, start_s=0.5):
+    """KVCache of request 1 moves."""
+    return Moved(at_s=at_s, request_id=1, source="p", destination="d", start_s=start_s, bytes=1)
 
 
 def cached(added=(), removed=()):
@@ -157,5 +164,38 @@ def test_a_stretch_ends_when_its_steps_add_up(steps, first_step_s, step_growth_s
 
 
 def test_work_under_way_may_outlive_its_request():
-    """A prefill that began before its request was refused, for a pool that died, ends all the same."""
-    assert check_log((arrived(), placed(), rejected(at_s=0.5), prefilled())) == ()
+    """A prefill or a move that began before its request was refused, for a pool that died, ends all the same."""
+    assert check_log((arrived(), placed(), rejected(at_s=0.5), prefilled(), moved())) == ()
+
+
+ORDERS = {
+    "a move after the end": (rejected, moved, "I1"),
+    "a prefill after the end": (rejected, prefilled, "I1"),
+    "a move before the arrival": (arrived, moved, "I2"),
+    "a prefill before its placement": (placed, prefilled, "I2"),
+    "a decode before the last token": (first, stretch, "I2"),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize(("apart_s", "breaks"), [(-0.25, True), (-2e-6, True), (-5e-7, False), (0.25, False)])
+def test_causes_precede_effects_but_for_rounding(name, apart_s, breaks):
+    """What follows may begin a rounding error before its cause and no earlier; an end turns the order around."""
+    cause, effect, invariant = ORDERS[name]
+    turned = -apart_s if invariant == "I1" else apart_s
+    before = {rejected: (arrived(), placed()), arrived: (), placed: (arrived(),), first: GOOD[:3]}[cause]
+    log = (*before, cause(at_s=1.0), effect(start_s=1.0 + turned, at_s=2.0 + turned))
+    assert [v.invariant for v in check_log(log)] == [invariant] * breaks
+
+
+@pytest.mark.parametrize("length", range(len(GOOD) + 1))
+@pytest.mark.parametrize("tokens", range(5))
+def test_the_end_of_a_run_has_the_tokens_of_what_still_runs(length, tokens):
+    """At any horizon: those that the log has shown of a request in flight, and none of another request."""
+    log = GOOD[:length]
+    received = sum(
+        1 if isinstance(r, FirstToken) else r.steps for r in log if isinstance(r, FirstToken | DecodeStretch)
+    )
+    had = 0 if length == len(GOOD) else received
+    found = check_log((*log, RunEnded(at_s=2.0, tokens={1: tokens} if tokens else {})))
+    assert [v.invariant for v in found] == ["I1"] * (tokens != had)
