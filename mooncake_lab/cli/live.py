@@ -38,6 +38,7 @@ from mooncake_lab.cli.options import (
     bad_usage_if,
     fail,
     failing,
+    file_to_write,
     print_numbers,
     read_or_fail,
     refuse_typed,
@@ -126,9 +127,7 @@ def serve(
         float, typer.Option(min=0, max=86_400, help="Time for unfinished requests after a signal (s).")
     ] = 30.0,
     seed: LiveSeed = 0,
-    log: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Append the run log to this file, as JSON lines.")
-    ] = None,
+    log: Annotated[Path | None, file_to_write("Append the run log to this file, as JSON lines.")] = None,
     json_: Annotated[
         bool,
         typer.Option("--json", help="Print one JSON object when the server listens: url, model, workers, key."),
@@ -372,9 +371,7 @@ def replay(
     device: Device = "auto",
     threads: Threads = 1,
     seed: LiveSeed = 0,
-    log: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Write the run log here, as JSON lines.")
-    ] = None,
+    log: Annotated[Path | None, file_to_write("Write the run log here, as JSON lines.")] = None,
     lenient: Lenient = False,
     json_: Json = False,
 ) -> None:

@@ -1,6 +1,7 @@
 """What several commands share: options, progress, results on stdout, and reasons of failure on stderr."""
 
 import contextlib
+import os
 from collections.abc import Callable, Collection, Generator, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn
@@ -32,6 +33,19 @@ def _policy(names: Collection[str], sentence: str) -> Any:
 def at_least(least: int, help_: str) -> Any:
     """An option that is a number."""
     return typer.Option(min=least, help=help_)
+
+
+def file_to_write(help_: str) -> Any:
+    """An option that names a file; one whose folder cannot be written to is refused before any work."""
+
+    def checked(path: Path | None) -> Path | None:
+        if path is not None and not os.access(path.parent, os.W_OK):
+            raise typer.BadParameter(
+                f"{path} cannot be written: {path.parent} is not a folder that you may write to"
+            )
+        return path
+
+    return typer.Option(dir_okay=False, callback=checked, help=help_)
 
 
 BATCHING_NAMES: Final = tuple(name for name in BATCHING_POLICIES if name not in {"prefill_only", "decode_only"})

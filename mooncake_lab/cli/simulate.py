@@ -21,6 +21,7 @@ from mooncake_lab.cli.options import (
     TraceFile,
     bad_usage_if,
     fail,
+    file_to_write,
     one_of,
     print_numbers,
     read_or_fail,
@@ -127,12 +128,8 @@ def simulate(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of --placement random and --urgent-share; 0 by default.")
     ] = None,
-    log: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Write the run log here, as JSON lines, while it runs.")
-    ] = None,
-    perfetto: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Write a timeline here, for ui.perfetto.dev.")
-    ] = None,
+    log: Annotated[Path | None, file_to_write("Write the run log here, as JSON lines, while it runs.")] = None,
+    perfetto: Annotated[Path | None, file_to_write("Write a timeline here, for ui.perfetto.dev.")] = None,
     lenient: Lenient = False,
     json_: Json = False,
 ) -> None:

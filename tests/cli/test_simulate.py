@@ -172,15 +172,25 @@ def test_a_seed_of_nothing_is_said(file):
     assert simulate(file, *DISAGGREGATED, "--placement", "random", "--seed", 1).stderr == ""
 
 
-def test_what_cannot_be_read_or_written_is_exit_code_1(file, tmp_path):
-    """A file that is no trace is named with its line, a log with the reason; nothing comes on stdout."""
+def test_what_cannot_be_read_is_exit_code_1(tmp_path):
+    """A file that is no trace is named with its line; nothing comes on stdout."""
     bad = tmp_path / "bad.jsonl"
     bad.write_text("{}\n")
     unread = simulate(bad, *DISAGGREGATED, "--json")
-    unwritten = simulate(file, *DISAGGREGATED, "--json", "--log", tmp_path / "missing" / "log.jsonl")
-    for result, said in ((unread, "bad.jsonl:1"), (unwritten, "the log cannot be written")):
-        assert (result.exit_code, result.stdout) == (1, "")
-        assert said in result.stderr
+    assert (unread.exit_code, unread.stdout) == (1, "")
+    assert "bad.jsonl:1" in unread.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [("simulate", "--log"), ("simulate", "--perfetto"), ("replay", "--log")]
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(tmp_path, command, option):
+    """Even before the trace is read, whose single line here is bad."""
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("{}\n")
+    result = CliRunner().invoke(app, [command, str(bad), option, str(tmp_path / "missing" / "file")])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "cannot be written" in " ".join(result.stderr.replace("│", " ").split())
 
 
 def test_a_timeline_is_written_too(file, tmp_path):
