@@ -1,10 +1,12 @@
 """All workers as the cluster knows them: which can serve, which are up, and what a fetch reads."""
 
+from itertools import takewhile
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.cluster import Attempt, TierChanged, WorkerTable, WorkerUp
+from mooncake_lab.cluster import POOL, Attempt, TierChanged, WorkerTable, WorkerUp
 from mooncake_lab.conductor import History, Placement
 from mooncake_lab.core import CacheChanged, Request
 
@@ -38,6 +40,19 @@ def test_a_worker_without_a_cache_matches_nothing(role):
         workers.add(WorkerUp(at_s=0.0, worker=name, role=role, capacity_tokens=10**6, cache=cache))
         assert {one.matched_blocks for one in workers.view(REQUEST, 0.0, History()).prefill} == {0}
         assert workers.matched_blocks(name, REQUEST) == 0
+
+
+@given(*[st.sets(st.sampled_from(REQUEST.block_keys))] * 3)
+def test_what_the_pool_holds_counts_as_held_by_every_worker(here, there, pooled):
+    """A prefill worker matches what it or the pool holds; other workers, and those that are down, match nothing."""
+    workers = table(p="prefill", q="prefill", d="decode")
+    for cache, held in (("p", here), (POOL, pooled), ("q", there)):
+        workers.cache_changed(CacheChanged(at_s=0.0, instance=cache, added=tuple(sorted(held))))
+    for one, held in zip(workers.view(REQUEST, 0.0, History()).prefill, (here, there), strict=True):
+        leading = sum(1 for _ in takewhile((held | pooled).__contains__, REQUEST.block_keys))
+        assert one.matched_blocks == workers.matched_blocks(one.name, REQUEST) == leading
+    workers.remove("q")
+    assert workers.matched_blocks("q", REQUEST) == workers.matched_blocks("d", REQUEST) == 0
 
 
 @pytest.mark.parametrize(("on_ssd", "reads"), [(1, False), (2, True), (3, True), (4, False)])

@@ -134,6 +134,18 @@ def test_a_decode_instance_may_be_filled_to_its_last_token():
     assert select_decode(request(), pool, Estimate())[0].name == "d1"
 
 
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=5), st.integers(0, 4))
+def test_a_request_decodes_where_its_step_is_shortest_and_ties_go_to_the_first(rows, room):
+    """Among the instances that have room for it; where none has, the emptiest is named, with an infinite TBT."""
+    needed = request().input_tokens
+    capacity = (room + 1) * 1000 + needed
+    pool = [DecodeView(f"d{i}", requests, held * 2000, capacity) for i, (requests, held) in enumerate(rows)]
+    fitting = [one for one in pool if one.context_tokens + needed <= capacity]
+    best = min(fitting, key=lambda one: one.requests) if fitting else min(pool, key=lambda one: one.context_tokens)
+    tbt_s = 0.01 * (best.requests + 1) if fitting else math.inf
+    assert select_decode(request(), tuple(pool), Estimate()) == (best, pytest.approx(tbt_s))
+
+
 class FromSsd(Estimate):
     """A token is read from SSD in some milliseconds, beside the computation."""
 
