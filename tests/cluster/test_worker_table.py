@@ -44,7 +44,7 @@ def test_a_worker_without_a_cache_matches_nothing(role):
 
 @given(*[st.sets(st.sampled_from(REQUEST.block_keys))] * 3)
 def test_what_the_pool_holds_counts_as_held_by_every_worker(here, there, pooled):
-    """A prefill worker matches what it or the pool holds; other workers, and those that are down, match nothing."""
+    """A prefill worker matches what it or the pool holds; another worker, or one that is down, matches nothing."""
     workers = table(p="prefill", q="prefill", d="decode")
     for cache, held in (("p", here), (POOL, pooled), ("q", there)):
         workers.cache_changed(CacheChanged(at_s=0.0, instance=cache, added=tuple(sorted(held))))
