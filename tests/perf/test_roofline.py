@@ -158,6 +158,23 @@ def test_kernels_add_up_to_the_prefill(tokens):
     assert LLAMA.layers * counted == pytest.approx(exact_prefill_flops(LLAMA, tokens), rel=1e-12)
 
 
+@given(tokens=st.integers(1, 100_000), context=st.integers(0, 100_000))
+def test_kernels_move_weights_inputs_and_outputs_once(tokens, context):
+    """Without tokens the weights are left; each token adds what one kernel writes and the next one reads."""
+    w, q, kv, ffn, size = LLAMA.width, LLAMA.query_width, LLAMA.kv_width, LLAMA.ffn_width, LLAMA.bytes_per_element
+    widths = {
+        "qkv": (w, q + 2 * kv), "rotate_and_store": (q + 2 * kv, q + 2 * kv), "attention": (q, q),
+        "output": (q, w), "add_norm": (2 * w, 2 * w), "gate and up": (w, 2 * ffn),
+        "silu_and_multiply": (2 * ffn, ffn), "down": (ffn, w),
+    }  # fmt: skip
+    beside = {"rotate_and_store": tokens * (4 * LLAMA.head_width + 16), "attention": context * 2 * kv * size}
+    empty, work = kernel_work(LLAMA, 0, 0, 0), kernel_work(LLAMA, tokens, context, 0)
+    assert sum(each.bytes for each in empty.values()) == size * (LLAMA.layer_parameters + w)
+    assert {name: each.bytes - empty[name].bytes for name, each in work.items()} == {
+        name: size * tokens * sum(ends) + beside.get(name, 0) for name, ends in widths.items()
+    }
+
+
 @given(batch=st.integers(1, 256), each=st.integers(1, 100_000))
 def test_decode_attention_reads_the_kvcache_once(batch, each):
     """Its bytes are the KVCache of all requests, and one query and one output for each; FLOPs follow the pairs."""

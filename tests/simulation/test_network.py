@@ -106,6 +106,12 @@ class TestLaws:
             assert sum(f.rate_bytes_per_s for f in on[id(card)]) <= card.bytes_per_s + 1e-6
 
     @settings(max_examples=40, deadline=None)
+    @given(FLOWS, st.floats(0.001, 5))
+    def test_latency_delays_each_arrival_and_holds_no_card(self, flows, latency_s):
+        """Each flow arrives as long after its last byte was sent, however many there are."""
+        assert run(flows, latency_s=latency_s) == pytest.approx([end_s + latency_s for end_s in run(flows)])
+
+    @settings(max_examples=40, deadline=None)
     @given(FLOWS, st.floats(1.5, 8))
     def test_more_bandwidth_never_ends_later(self, flows, factor):
         """The last flow ends no later on a faster network."""
