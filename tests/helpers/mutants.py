@@ -1,6 +1,6 @@
 """What the tests notice: plant one small fault at a time in a package, run the package's tests, print the scores.
 
-    python tests/helpers/mutants.py [TARGET ...] [--count 10] [--seed 0 ...]        (make mutants)
+    python tests/helpers/mutants.py [TARGET ...] [--count 10] [--seed 0 ...] [--tests FILE ...]    (make mutants)
 
 A target is a package, or one of its modules (`cluster/workers`). A fault changes one expression: a comparison, an
 operator, a number, a condition. A target's score is the share of its faults with which at least one of its
@@ -290,9 +290,8 @@ def pytest_run(copy, tests, *plugins):
     return int(pytest.main(["-x", "-q", "-s", "-p", "no:cacheprovider", "-m", quick, *tests], plugins=plugins))
 
 
-def noticed(copy, package, planted, limit_s):
-    """For each fault of a package in the copy, whether its tests notice it."""
-    tests = [f"tests/{package}", *CONTRACTS.get(package, [])]
+def noticed(copy, tests, package, planted, limit_s):
+    """For each fault of a package in the copy, whether the tests notice it."""
     receive, send = multiprocessing.Pipe(duplex=False)
     child = os.fork()
     if not child:
@@ -361,6 +360,7 @@ def main(draw=drawn):
     parser.add_argument(
         "--limit-s", type=float, default=600, help="longest run; one that is longer noticed nothing"
     )
+    parser.add_argument("--tests", nargs="+", help="these files, and not all tests of the package")
     given = parser.parse_args()
     for name in PRELOADED:
         importlib.import_module(name)
@@ -372,7 +372,8 @@ def main(draw=drawn):
                 (target, seed, draw(copy, target, given.count, seed)) for target in targets for seed in given.seed
             ]
             every = [fault for *_, some in cases for fault in some]
-            found = iter(list(noticed(copy, package, every, given.limit_s)))
+            tests = given.tests or [f"tests/{package}", *CONTRACTS.get(package, [])]
+            found = iter(list(noticed(copy, tests, package, every, given.limit_s)))
             rows += [
                 (target, seed, len(some), sum(itertools.islice(found, len(some)))) for target, seed, some in cases
             ]
