@@ -1,6 +1,7 @@
 """Latency models: closed forms equal what they close over, on numbers and on arrays."""
 
 import dataclasses
+import math
 import pickle
 
 import numpy as np
@@ -55,6 +56,24 @@ def test_steps_within_is_the_last_step_that_ends_in_time(decode, batch, context,
     assume(budget / decode.step_s(batch, context) < 1e6)
     steps = decode.steps_within(batch, context, budget)
     assert decode.stretch_s(batch, context, steps) <= budget < decode.stretch_s(batch, context, steps + 1)
+
+
+@given(decodes, st.integers(1, 256), st.integers(0, 10**7), st.integers(1, 3000))
+def test_a_step_that_ends_at_the_limit_ends_in_time(decode, batch, context, steps):
+    """As many steps fit into their own duration, and one fewer into the next shorter one."""
+    end_s = decode.stretch_s(float(batch), context, steps)
+    assert decode.steps_within(batch, context, end_s) == steps
+    assert decode.steps_within(batch, context, math.nextafter(end_s, 0)) == steps - 1
+
+
+@given(st.lists(st.tuples(st.integers(1, 2000), st.integers(0, 5000)), max_size=4), st.integers(0, 64))
+def test_pieces_of_prompts_attend_to_their_own_prompt(pieces, requests):
+    """An iteration costs its tokens together, and to each piece the attention that it has alone."""
+    hybrid = HybridLatency.of(PREFILL, DECODE)
+    blind = dataclasses.replace(hybrid, per_token_squared_s=0.0)
+    attention_s = sum(hybrid.step_s(*piece) - blind.step_s(*piece) for piece in pieces)
+    together_s = blind.step_s(sum(new for new, _ in pieces), 0, requests, 100 * requests)
+    assert hybrid.batch_s(pieces, requests, 100 * requests) == pytest.approx(together_s + attention_s)
 
 
 @given(st.integers(1, 64), st.integers(0, 10**6), hosts)

@@ -24,6 +24,7 @@ from mooncake_lab.perf import (
     reuse_crossover_tokens,
     ridge_flops_per_byte,
 )
+from mooncake_lab.perf.roofline import decode_flops
 
 LLAMA = model_shape("llama3-70b")
 A800, H800 = hardware("a800-node"), hardware("h800-node")
@@ -46,6 +47,13 @@ def test_the_causal_count_is_the_sum_over_tokens(n):
     attention = sum(4 * LLAMA.query_width * i for i in range(1, sample + 1))
     linear = sample * 2 * LLAMA.layer_parameters
     assert exact_prefill_flops(LLAMA, sample) == LLAMA.layers * (attention + linear)
+
+
+@given(tokens)
+def test_a_decode_step_is_the_prefill_of_one_token_and_the_output_head(context):
+    """One request that has a context computes one row of the causal prefill, and samples from the head."""
+    head = 2 * LLAMA.head_parameters
+    assert decode_flops(LLAMA, 1, context) == exact_prefill_flops(LLAMA, context + 1, context) + head
 
 
 def test_eq1_has_the_printed_coefficients():

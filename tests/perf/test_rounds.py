@@ -110,6 +110,16 @@ def test_filled_chunks_never_need_more_iterations(setting):
     assert filled.hybrid_iterations <= fixed.hybrid_iterations
 
 
+@given(st.integers(2, 12), st.integers(1, 5), st.integers(0, 11), st.integers(1, 200))
+def test_filled_chunks_leave_no_hole(batch, pieces, each, chunk):
+    """Where chunks grow into the seats that decodes leave empty, each iteration computes all its tokens."""
+    each = min(each, batch - 1)
+    fused, steps = chunk + batch - 1, max(1, pieces * each)
+    work = Workload(prompt_tokens=pieces * fused - steps, decode_steps=steps, batch=batch)
+    found = piggyback_round(COST, work, fused, filled=True)
+    assert found.linear_s == pytest.approx(batch * pieces * LINEAR.seconds(fused))
+
+
 def test_an_uncut_prompt_is_one_iteration():
     """Orca-best computes each prompt at once."""
     work = Workload(prompt_tokens=700, decode_steps=5, batch=4)
