@@ -25,6 +25,8 @@ from mooncake_lab.serving.messages import (
     Fetch,
     Job,
     KVChunk,
+    Measure,
+    Measured,
     PrefillOrder,
     Report,
     SamplingParams,
@@ -458,3 +460,25 @@ def test_what_a_holder_lacks_comes_from_the_pool(monkeypatch, pooled):
     expected = [("prefill-1", 2 * size), ("pool", pooled * size)]
     assert [(one.source, one.bytes) for one in bench.told(PrefixFetched)] == expected[: 1 + (pooled > 0)]
     assert bench.told(PrefillDone)[-1].reused_tokens == (2 + pooled) * BLOCK
+
+
+@pytest.mark.parametrize("streams_layers", [True, False])
+def test_prompts_are_timed_as_they_are_served(monkeypatch, streams_layers):
+    """The KVCache of a timed prompt goes to the decode worker, prefix included, which is then told to drop it."""
+    monkeypatch.setattr(prefill_module, "measure_transfer", lambda *_: ())
+    bench = Bench(streams_layers=streams_layers, max_model_len=1024)
+    bench.role.take(Measure(1))
+    (measured,) = (report for report in bench.reports if isinstance(report, Measured))
+    assert {(512, 0), (512, 256)} <= {row[:2] for row in measured.prefill}
+    assert all(seconds > 0 for *_, seconds in measured.prefill)
+    sent = {}
+    for message, _ in bench.sent.messages:
+        sent.setdefault(message.job, []).append(message)
+    for start, *chunks, end in sent.values():
+        assert (type(start), type(end)) == (StartTransfer, CancelOrder)
+        tokens = [0] * bench.shape.layers
+        for chunk in chunks:
+            assert chunk.start == tokens[chunk.layer]
+            tokens[chunk.layer] += chunk.tokens
+        reused = {row[1] for row in measured.prefill if row[0] == start.tokens}
+        assert set(tokens) <= ({start.tokens} if streams_layers else reused)

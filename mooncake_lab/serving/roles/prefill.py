@@ -1,5 +1,6 @@
 """A prefill worker: fetches prefixes, computes prompts, and streams KVCache to decode workers."""
 
+import itertools
 import logging
 import threading
 import time
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from types import FunctionType
 from typing import Final, final
 
@@ -15,12 +17,14 @@ import torch
 
 from mooncake_lab.cluster import POOL, PrefillDone, PrefillDropped, PrefillStarted, PrefixFetched, TierRead
 from mooncake_lab.core import blocks_for
-from mooncake_lab.engine import PrefillEngine, PrefillResult
+from mooncake_lab.engine import KVSpan, PrefillEngine, PrefillResult
 from mooncake_lab.engine.kv_layout import bytes_of
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
+from mooncake_lab.engine.roles import Prompt as PromptTokens
 from mooncake_lab.serving.calibration import measure_prefill, measure_transfer
 from mooncake_lab.serving.kv_transfer import LayerStream
 from mooncake_lab.serving.kv_transfer.fetch import ArrivingBlocks, PrefixSource, fetch_layers
+from mooncake_lab.serving.kv_transfer.sender import KVSender
 from mooncake_lab.serving.messages import (
     CacheUpdate,
     CancelOrder,
@@ -126,8 +130,8 @@ class PrefillRole:
             case ResetPrefixCache():
                 self._update(self._cache.forget())
                 self._context.send(Pong(item.number, 0.0))
-            case Measure():
-                self._measure(item.port)
+            case Measure(port=int(port)):
+                self._measure(port)
             case _:
                 raise TypeError(f"a prefill worker cannot take {type(item).__name__}")
 
@@ -272,10 +276,7 @@ class PrefillRole:
         sender = context.senders.to(order.deliver_to)
         sender.send(StartTransfer(job=order.job, tokens=prompt.tokens))
 
-        def stream(layer: int, start: int, span: torch.Tensor) -> None:
-            host = span.cpu().contiguous()
-            sender.send(KVChunk(job=order.job, layer=layer, start=start, tokens=host.shape[1]), [bytes_of(host)])
-
+        stream = partial(_send_layer, sender, order.job)
         arriving = ArrivingPrefix(
             held,
             self._layout,
@@ -367,15 +368,28 @@ class PrefillRole:
                     self._context.senders.to(prompt.order.deliver_to).send(CancelOrder(job))
         report_dropped(self._context, job)
 
-    def _measure(self, port: int | None) -> None:
-        context = self._context
-        prefill = measure_prefill(
-            lambda prompt, prefix: self._engine.prefill(prompt, prefix=prefix),
-            context.shape,
-            context.spec,
-            context.model.config.vocabulary,
-        )
-        transfer = ()
-        if port is not None:
-            transfer = measure_transfer(port, context.identity, context.link, context.channel)
-        context.send(Measured(prefill=prefill, transfer=transfer, ssd=self._cache.time_ssd()))
+    def _measure(self, port: int) -> None:
+        """Time prompts whose KVCache is sent as in serving, transfers, and reads from the SSD."""
+        context, numbers = self._context, itertools.count()
+        sender = context.senders.to(port)
+
+        def prefill(prompt: PromptTokens, prefix: Sequence[KVSpan]) -> None:
+            job = Job(0, next(numbers), 1)
+            sender.send(StartTransfer(job=job, tokens=len(prompt)))
+            stream = partial(_send_layer, sender, job)
+            for span in prefix:
+                for layer, tensor in enumerate(span.layers):
+                    stream(layer, 0, tensor)
+            on_kv = stream if context.spec.streams_layers else None
+            self._engine.wait(self._engine.submit(prompt, prefix=prefix, on_kv=on_kv))
+            sender.send(CancelOrder(job))  # nobody decodes it
+
+        rows = measure_prefill(prefill, context.shape, context.spec, context.model.config.vocabulary)
+        transfer = measure_transfer(port, context.identity, context.link, context.channel)
+        context.send(Measured(prefill=rows, transfer=transfer, ssd=self._cache.time_ssd()))
+
+
+def _send_layer(sender: KVSender, job: Job, layer: int, start: int, span: torch.Tensor) -> None:
+    """Send the KVCache of one layer of some tokens; shape (2, tokens, KV heads, head width)."""
+    host = span.cpu().contiguous()
+    sender.send(KVChunk(job=job, layer=layer, start=start, tokens=host.shape[1]), [bytes_of(host)])
