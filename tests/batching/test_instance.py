@@ -73,6 +73,21 @@ class TestSteadiness:
         assert one.blocks.free_blocks == 0
         assert one.plan().preempted == (1,)
 
+    @given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(0, 9))
+    def test_decodes_are_taken_together_as_long_as_they_repeat(self, prompts, spare):
+        """Taken one by one, the next step has another plan: a request is preempted or has outgrown the memory."""
+        needed = sum(-(-(prompt + 1) // 4) for prompt in prompts)
+        one = instance(VLLM(watermark=0.0), limits(blocks=needed + spare, requests=4, tokens=48))
+        for request_id, prompt in enumerate(prompts):
+            one.enqueue(request(request_id, prompt))
+        one.apply(one.plan())
+        first = plan = one.plan()
+        steps, repeated = one.steady_steps(plan), 0
+        while [part.request_id for part in plan.segments] == [part.request_id for part in first.segments]:
+            one.apply(plan)
+            repeated, plan = repeated + 1, one.plan()
+        assert repeated == steps
+
     def test_a_piece_of_a_prompt_repeats_after_its_first(self):
         """Of 100 tokens in pieces of 8, the first piece comes alone, then all but the last block."""
         one = instance(VLLMChunked(chunk_tokens=8), limits(blocks=40))
