@@ -183,6 +183,15 @@ class TestInFlight:
         one.finish(0)
         assert one.blocks.free_blocks == 12
 
+    def test_a_policy_that_reserves_nothing_may_spend_what_is_free(self):
+        """Beside an iteration in flight it sees all blocks that no request holds."""
+        one = instance(Scripted([piece(0, 4), piece(1, 4)]))
+        for request_id in (0, 1):
+            one.enqueue(request(request_id, 20))
+        for free_blocks in (12, 11):
+            one.plan()
+            assert one.policy.seen[-1].free_blocks == free_blocks
+
     def test_a_failed_iteration_is_planned_again(self):
         """Zero steps count nothing; the request keeps its blocks, and what was lost of its prefix is shortened."""
         one = instance(Scripted([piece(0, 4, 8), piece(0, 8, 4)]))
