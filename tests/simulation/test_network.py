@@ -51,12 +51,6 @@ FLOWS = st.lists(
 )
 
 
-def is_bottleneck(card, flows, flow):
-    """Whether a card is full, and nobody on it has more than this flow."""
-    rates = [each.rate_bytes_per_s for each in flows]
-    return sum(rates) >= card.bytes_per_s - 1e-6 and flow.rate_bytes_per_s >= max(rates) - 1e-6
-
-
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.nan])
 def test_a_network_without_a_rate_is_refused(rate):
     """Nothing would ever arrive."""
@@ -77,33 +71,6 @@ class TestLaws:
             if mine:
                 busy_s = max(end for *_, end in mine) - min(start for start, *_ in mine)
                 assert sum(size for _, size, _ in mine) <= 100.0 * busy_s * (1 + 1e-9) + 1e-3
-
-    @given(
-        st.lists(
-            st.tuples(
-                st.sampled_from("abc"),
-                st.sampled_from("cde"),
-                st.sampled_from([math.inf, 0.0, 10.0, 25.0, 40.0, 60.0, 70.0]),
-            ).filter(lambda flow: flow[0] != flow[1]),
-            min_size=1,
-            max_size=10,
-        ),
-        st.sampled_from([1, 2]),
-    )
-    def test_rates_are_max_min_fair(self, flows, cards):
-        """Who has less than it can use passes a full card on which nobody has more: that is max-min fairness."""
-        network = Network(EventLoop(), 100.0, cards={"a": cards, "c": cards})
-        for source, destination, most in flows:
-            network.transfer(source, destination, 1e6, most_bytes_per_s=most)
-        running = [*network._paced, *network._greedy]
-        on = {id(card): [f for f in running if card in {f.sender, f.receiver}] for f in running
-              for card in (f.sender, f.receiver)}  # fmt: skip
-        for flow in running:
-            assert 0 <= flow.rate_bytes_per_s <= flow.most_bytes_per_s
-            if flow.rate_bytes_per_s < flow.most_bytes_per_s - 1e-6:
-                assert any(is_bottleneck(card, on[id(card)], flow) for card in (flow.sender, flow.receiver))
-        for card in {f.sender for f in running} | {f.receiver for f in running}:
-            assert sum(f.rate_bytes_per_s for f in on[id(card)]) <= card.bytes_per_s + 1e-6
 
     @settings(max_examples=40, deadline=None)
     @given(FLOWS, st.floats(0.001, 5))
