@@ -64,6 +64,20 @@ def test_rates_are_max_min_fair(flows, cards):
         assert_fair(network)
 
 
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.sampled_from("cd"), st.floats(1, 500), PACES), min_size=2, max_size=8
+    )
+)
+def test_rates_are_fair_whenever_a_flow_ends(flows):
+    """What it leaves goes to the others, and those that are paced get their pace again."""
+    loop = EventLoop()
+    network = Network(loop, 100.0)
+    for source, destination, size, pace in flows:
+        network.transfer(source, destination, size, partial(assert_fair, network), most_bytes_per_s=pace)
+    loop.run()
+
+
 class Cards:
     """A network whose greedy flows are counted beside it."""
 
