@@ -31,10 +31,10 @@ from speed import provenance
 from mooncake_lab.bench.measuring import median_ratio, paired_rounds, timed
 from mooncake_lab.bench.media import arena_peer, forget_pages, peer_process
 from mooncake_lab.core import GB, MIB, block_keys
+from mooncake_lab.net.mooncake_wheel import MooncakeMaster
 from mooncake_lab.store.backends import (
     DramBackend,
     MooncakeClient,
-    MooncakeMaster,
     MooncakePool,
     RemoteBackend,
     Reservation,
@@ -89,7 +89,7 @@ def measure_media(
 
     Raises:
         ValueError: when a medium is unknown or a size is no multiple of 32 pages.
-        StorageError: when Mooncake's wheel cannot be loaded.
+        MooncakeError: when Mooncake's wheel cannot be loaded.
         OSError: when the folder has no room.
     """
     unknown = [name for name in media if name not in MEDIA]
@@ -164,10 +164,10 @@ def _mooncake(source: Blocks, target: Blocks, size: int, rounds: int) -> list[Me
     room = 5 * size * len(source) // 2 + 64 * MIB  # ours and the bare one's blocks lie beside each other
     rows: list[MediumMeasurement] = []
     with MooncakeMaster() as master:
-        with master.client(room) as client:
+        with MooncakeClient(master.address, room) as client:
             rows += _beside_bare("mooncake", client, source, target, size, rounds)
         lender = peer_process([__file__, "--serve-segment", master.address, str(room)])
-        with lender, master.client(0) as client:
+        with lender, MooncakeClient(master.address, 0) as client:
             rows += _beside_bare("mooncake, remote", client, source, target, size, rounds)
     return rows
 

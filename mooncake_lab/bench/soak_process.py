@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.core import KIB, MIB
+from mooncake_lab.net.mooncake_wheel import MooncakeMaster
 from mooncake_lab.store.backends import (
     BlockServer,
     DramBackend,
-    MooncakeMaster,
+    MooncakeClient,
     MooncakePool,
     RemoteBackend,
     Reservation,
@@ -220,7 +221,7 @@ class SoakMooncakePool:
 
     def __init__(self) -> None:
         self._master = MooncakeMaster()
-        client = self._master.client(_MOONCAKE_BYTES)
+        self._client = client = MooncakeClient(self._master.address, _MOONCAKE_BYTES)
         layers = self.shapes[0]
         self.clients: tuple[StorageBackend, ...] = (
             MooncakePool(client, _POOL_BYTES, layers, fingerprint=FINGERPRINT),
@@ -233,6 +234,7 @@ class SoakMooncakePool:
     def close(self) -> int:
         """End it; the bytes of blocks that were never committed nor given up."""
         left_bytes = sum(client.used_bytes for client in self.clients)
+        self._client.close()
         self._master.stop()
         return left_bytes
 

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from mooncake_lab.bench.machine import Machine, describe_machine
 from mooncake_lab.bench.measuring import median_ratio, paired_rounds, timed
 from mooncake_lab.bench.transfer_peer import meet_over_gloo, move_over_gloo, pieces_of
-from mooncake_lab.store.backends import StorageError
+from mooncake_lab.net.mooncake_wheel import MooncakeError
 
 Area: TypeAlias = npt.NDArray[np.uint8]
 Move: TypeAlias = Callable[[int], None]
@@ -130,7 +130,7 @@ def _socket(area: Area) -> Generator[Route]:
 @contextlib.contextmanager
 def _mooncake(area: Area) -> Generator[Route]:
     """Mooncake's Transfer Engine over TCP: it writes the pieces into the peer's memory."""
-    from mooncake_lab.store.backends.mooncake_client import open_engine
+    from mooncake_lab.net.mooncake_wheel import open_engine
 
     engine = open_engine(area)
     with _peer("mooncake", area) as (process, (name, address)):
@@ -229,7 +229,7 @@ def measure_transfers(
                 continue
             try:
                 routes[way] = stack.enter_context(WAYS[way](area))
-            except StorageError as error:  # Mooncake's wheel is an extra
+            except MooncakeError as error:  # Mooncake's wheel is an extra
                 left_out[way] = str(error)
         times = []
         for size in sizes_bytes:

@@ -56,7 +56,7 @@ def _socket(room_bytes: int, _detail: str) -> tuple[Area, Take]:
 
 
 def _mooncake(room_bytes: int, _detail: str) -> tuple[Area, Take]:
-    from mooncake_lab.store.backends.mooncake_client import open_engine
+    from mooncake_lab.net.mooncake_wheel import open_engine
 
     area = np.zeros(room_bytes, np.uint8)
     engine = open_engine(area)

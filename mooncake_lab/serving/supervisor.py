@@ -16,6 +16,7 @@ from typing import Final, final
 import msgspec
 
 from mooncake_lab.cluster import POOL, ClusterSpec
+from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
 from mooncake_lab.net.wire import ProtocolError
 from mooncake_lab.serving.launch import LaunchedWorker, Launcher, WorkerError, pause_before_restart_s
 from mooncake_lab.serving.launch.local import WorkerPool
@@ -35,8 +36,6 @@ from mooncake_lab.serving.messages import (
     receive_frame,
 )
 from mooncake_lab.serving.spec import LiveOptions, worker_spec
-from mooncake_lab.store.backends import StorageError
-from mooncake_lab.store.backends.mooncake_client import load_wheel
 
 _LOG: Final = logging.getLogger(__name__)
 _STOP_S: Final = 3.0
@@ -110,7 +109,7 @@ class Supervisor:
         if "mooncake" in {options.transfer, options.pool}:
             try:
                 await asyncio.to_thread(load_wheel)
-            except StorageError as error:
+            except MooncakeError as error:
                 raise WorkerError(str(error)) from error
         who = ", ".join(roles)
         _LOG.info("starting %s: each loads %s with %d threads", who, options.model, options.threads)

@@ -10,7 +10,7 @@ import msgspec
 from mooncake_lab.core import BlockKey, Request
 from mooncake_lab.store import Block
 from mooncake_lab.store.eviction import make_policy
-from mooncake_lab.store.tiers import Demote, Entry, Free, TierSpec, TierStack
+from mooncake_lab.store.tiers import Entry, TierSpec, TierStack
 
 HeldBlock = Block[Entry[BlockKey]]
 _HELD: Final = Entry[BlockKey](is_ready=True)
@@ -92,12 +92,12 @@ class NodeCache:
             return Reused(self.dram.touch_prefix(keys))
         held, rising = 0, list[int]()
         for position, key in enumerate(keys):
-            index = self._stack.tier_of(key)
-            if index is None:
+            tier = self._stack.tier_of(key)
+            if tier is None:
                 break
-            self._stack.tiers[index].touch(key)
+            tier.touch(key)
             held += 1
-            if index:
+            if tier.index:
                 rising.append(position)
         return Reused(held, len(rising), self.keep([keys[i] for i in rising], [blocks[i] for i in rising]))
 
@@ -125,7 +125,8 @@ class NodeCache:
                 evicted = dram.queue.popleft()
                 left_dram[evicted] = None
                 self._write(1, evicted, dram.pending[evicted].position, left_ssd)
-                self._free(self._stack.end_demotion(0, evicted), {})
+                for handle in dram.end_demotion(evicted):
+                    dram.freed(handle)
         return CacheChange(
             added=tuple([key for key in stored if key in new]),
             removed=tuple([key for key in left_dram | left_ssd if key not in self]),
@@ -135,15 +136,12 @@ class NodeCache:
 
     def _write(self, index: int, key: BlockKey, position: int, left: dict[BlockKey, None]) -> bool:
         """Write a block into one tier; whether the tier takes it, and which blocks left for it."""
-        outcome = self._stack.put(index, key, Entry(key, is_ready=True), self._block_bytes, position)
-        self._free(outcome.commands, left)
-        return outcome.entry is not None
-
-    def _free(self, commands: Iterable[Free[BlockKey] | Demote], left: dict[BlockKey, None]) -> None:
-        for command in commands:
-            if isinstance(command, Free):
-                self._stack.tiers[command.tier].freed(command.handle)
-                left[command.handle] = None
+        tier = self._stack.tiers[index]
+        entry, unused = tier.put(key, Entry(key, is_ready=True), self._block_bytes, position)
+        for handle in unused:
+            tier.freed(handle)
+            left[handle] = None
+        return entry is not None
 
     def remove(self, keys: Iterable[BlockKey]) -> None:
         """These blocks are lost."""

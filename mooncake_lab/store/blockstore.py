@@ -66,34 +66,21 @@ class BlockStore(Generic[Payload]):
         ValueError: when the capacity is negative, or the policy already holds keys.
     """
 
-    __slots__ = ("_blocks", "_capacity_bytes", "_pinned_bytes", "_pins", "_policy", "_used_bytes")
+    __slots__ = ("_blocks", "_pins", "_policy", "capacity_bytes", "pinned_bytes", "used_bytes")
 
     def __init__(self, capacity_bytes: int, policy: EvictionPolicy) -> None:
         if capacity_bytes < 0:
             raise ValueError(f"a store of {capacity_bytes} bytes; at least 0 are needed")
         if len(policy):
             raise ValueError(f"a store was given a policy that holds {len(policy)} keys; a fresh one is needed")
-        self._capacity_bytes = capacity_bytes
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        """The bytes it holds."""
+        self.pinned_bytes = 0
+        """Those of them that cannot be evicted now."""
         self._policy = policy
         self._blocks: dict[BlockKey, Block[Payload]] = {}
-        self._pins: dict[BlockKey, int] = {}  # how often each pinned key is pinned
-        self._used_bytes = 0
-        self._pinned_bytes = 0
-
-    @property
-    def capacity_bytes(self) -> int:
-        """The bytes it may hold."""
-        return self._capacity_bytes
-
-    @property
-    def used_bytes(self) -> int:
-        """The bytes it holds."""
-        return self._used_bytes
-
-    @property
-    def pinned_bytes(self) -> int:
-        """The bytes that cannot be evicted now."""
-        return self._pinned_bytes
+        self._pins: dict[BlockKey, int] = {}
 
     @property
     def pins(self) -> Mapping[BlockKey, int]:
@@ -154,19 +141,17 @@ class BlockStore(Generic[Payload]):
                 )
             self._policy.touch(key)
             return _HELD
-        if size_bytes > self._capacity_bytes:
-            return Refused(f"block {key!r} of {size_bytes} bytes exceeds the capacity of {self._capacity_bytes}")
-        if size_bytes > self._capacity_bytes - self._pinned_bytes:
+        if size_bytes > self.capacity_bytes - self.pinned_bytes:
             return Refused(
-                f"block {key!r} of {size_bytes} bytes finds {self._pinned_bytes}"
-                f" of {self._capacity_bytes} bytes pinned"
+                f"block {key!r} of {size_bytes} bytes does not fit: {self.pinned_bytes}"
+                f" of {self.capacity_bytes} bytes are pinned"
             )
         evicted: list[tuple[BlockKey, Block[Payload]]] = []
-        while self._used_bytes + size_bytes > self._capacity_bytes:
+        while self.used_bytes + size_bytes > self.capacity_bytes:
             evicted.append(self._evict_for(key))
         self._policy.insert(key, position)
         self._blocks[key] = Block(payload, size_bytes, position)
-        self._used_bytes += size_bytes
+        self.used_bytes += size_bytes
         return Stored(tuple(evicted)) if evicted else _STORED
 
     def touch_prefix(self, keys: Iterable[BlockKey]) -> int:
@@ -189,10 +174,10 @@ class BlockStore(Generic[Payload]):
         """
         stored: list[BlockKey] = []
         evicted: list[tuple[BlockKey, Block[Payload]]] = []
-        refused, used, capacity = 0, self._used_bytes, self._capacity_bytes
+        refused, used, capacity = 0, self.used_bytes, self.capacity_bytes
         held, pinned, policy = self._blocks, self._pins.keys(), self._policy
         touch, insert, choose = policy.touch, policy.insert, policy.victim
-        room = capacity - self._pinned_bytes
+        room = capacity - self.pinned_bytes
         try:
             for key, block in zip(keys, blocks, strict=False):
                 size = block.size_bytes
@@ -215,7 +200,7 @@ class BlockStore(Generic[Payload]):
                 used += size
                 stored.append(key)
         finally:
-            self._used_bytes = used
+            self.used_bytes = used
         return Run(stored, evicted, refused)
 
     def evict(self) -> tuple[BlockKey, Block[Payload]] | None:
@@ -247,7 +232,7 @@ class BlockStore(Generic[Payload]):
         """
         block = self._held(key)
         if key not in self._pins:
-            self._pinned_bytes += block.size_bytes
+            self.pinned_bytes += block.size_bytes
         self._pins[key] = self._pins.get(key, 0) + 1
 
     def unpin(self, key: BlockKey) -> None:
@@ -261,30 +246,26 @@ class BlockStore(Generic[Payload]):
         self._pins[key] -= 1
         if not self._pins[key]:
             del self._pins[key]
-            self._pinned_bytes -= self._blocks[key].size_bytes
+            self.pinned_bytes -= self._blocks[key].size_bytes
 
     def check(self) -> None:
         """Verify what must always hold: no block lost or counted twice, and never more than the capacity.
 
         Raises:
-            AssertionError: naming the invariant that is broken.
+            AssertionError: naming what is broken.
         """
         used = sum(block.size_bytes for block in self._blocks.values())
         pinned = sum(self._blocks[key].size_bytes for key in self._pins if key in self._blocks)
         invariants = {
-            "used bytes are the sum of the blocks": used == self._used_bytes,
-            "used bytes stay within the capacity": used <= self._capacity_bytes,
-            "pinned bytes are the sum of the pinned blocks": pinned == self._pinned_bytes,
+            "used bytes are the sum of the blocks": used == self.used_bytes,
+            "used bytes stay within the capacity": used <= self.capacity_bytes,
+            "pinned bytes are the sum of the pinned blocks": pinned == self.pinned_bytes,
             "pinned keys are held": all(key in self._blocks for key in self._pins),
             "every pin is counted": all(count > 0 for count in self._pins.values()),
             "the policy holds as many keys as the store": len(self._policy) == len(self._blocks),
             "the policy holds the keys of the store": all(key in self._policy for key in self._blocks),
         }
-        broken = [name for name, holds in invariants.items() if not holds]
-        if broken:
-            raise AssertionError(
-                f"broken invariants of a store of {self._capacity_bytes} bytes: {'; '.join(broken)}"
-            )
+        verify(f"a store of {self.capacity_bytes} bytes", invariants)
 
     def _held(self, key: BlockKey) -> Block[Payload]:
         if key not in self._blocks:
@@ -293,9 +274,16 @@ class BlockStore(Generic[Payload]):
 
     def _take(self, key: BlockKey) -> Block[Payload]:
         block = self._blocks.pop(key)
-        self._used_bytes -= block.size_bytes
+        self.used_bytes -= block.size_bytes
         return block
 
     def _evict_for(self, incoming: BlockKey | None) -> tuple[BlockKey, Block[Payload]]:
         victim = self._policy.victim(incoming, self._pins.keys())
         return victim, self._take(victim)
+
+
+def verify(what: str, invariants: Mapping[str, bool]) -> None:
+    """Raise an `AssertionError` that names the invariants that are broken."""
+    broken = [name for name, holds in invariants.items() if not holds]
+    if broken:
+        raise AssertionError(f"broken invariants of {what}: {'; '.join(broken)}")

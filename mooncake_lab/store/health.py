@@ -1,12 +1,9 @@
 """The state of one tier's device: what was counted, and whether to use it now."""
 
-import errno
 import logging
 from dataclasses import dataclass
 from typing import Final, final
 
-_CHECKSUM_ERRORS: Final = frozenset({errno.EBADMSG, errno.EILSEQ, errno.ENODATA})
-"""Errors of file systems and devices that compared the bytes with a checksum of their own."""
 _RETRY_EVERY: Final = 16
 _LOG: Final = logging.getLogger("mooncake_lab.store")
 
@@ -96,16 +93,3 @@ class CircuitBreaker:
             _LOG.warning("%s works again; it was degraded: %s", self._what, self.reason)
             self.reason = None
             self._refused = 0
-
-
-def is_checksum_error(error: BaseException | None) -> bool:
-    """Whether a device reported that these bytes are not what was written; other errors may concern all of it."""
-    return isinstance(error, OSError) and error.errno in _CHECKSUM_ERRORS
-
-
-def may_be_bad_sector(error: BaseException | None, *, is_shared: bool) -> bool:
-    """Whether intact bytes may replace a block that could not be read, because its sector may be bad.
-
-    EIO may come from a sector or the whole device. Other clients of a shared backend may still read the block.
-    """
-    return is_checksum_error(error) or (isinstance(error, OSError) and error.errno == errno.EIO and not is_shared)

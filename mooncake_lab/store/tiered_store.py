@@ -2,26 +2,18 @@
 
 import itertools
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self, final
 
 import numpy as np
 
-from mooncake_lab.store.backends import (
-    BlockNotFoundError,
-    Buffer,
-    DamagedBlockError,
-    Reservation,
-    StorageBackend,
-    StorageError,
-)
+from mooncake_lab.store.backed_tier import BackedTier, BlockWriter, WriteBack
+from mooncake_lab.store.backends import Buffer, Reservation, StorageBackend
 from mooncake_lab.store.eviction import PolicyFactory
-from mooncake_lab.store.health import TierStatistics, is_checksum_error, may_be_bad_sector
+from mooncake_lab.store.health import TierStatistics
 from mooncake_lab.store.interrupts import Uninterrupted
-from mooncake_lab.store.tier_writer import BlockWriter, TierWriter, WriteBack
-from mooncake_lab.store.tiers import Tier, TierSpec, TierStack
+from mooncake_lab.store.tiers import TierSpec, TierStack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +42,11 @@ class TierSettings:
 class TieredStore:
     """Blocks of one model in several tiers, the fastest first (FAST'25 §3): a node of Mooncake Store.
 
-    `TierStack` decides which block is in which tier; this class moves the bytes. A new block goes into the first
-    tier. Evicted blocks wait in a bounded queue for a thread that writes them into the tier below. A block that is
-    read whole from a lower tier is put into the first one, too. A tier whose device fails is skipped and keeps its
-    blocks; only a block that is not what was written is dropped: its checksum is wrong, or the device reported
-    that twice.
+    `TierStack` decides which block is in which tier, and each `BackedTier` moves the bytes of one. A new block
+    goes into the first tier. Evicted blocks wait in a bounded queue for a thread that writes them into the tier
+    below. A block that is read whole from a lower tier is put into the first one, too. A tier whose device fails
+    is skipped and keeps its blocks; only a block that is not what was written is dropped: its checksum is wrong,
+    or the device reported that twice.
 
     Keys are chained hashes, so one key names one content. Methods may be called from several threads. Mutable: it
     owns threads. Its backends stay open after `close`.
@@ -69,13 +61,16 @@ class TieredStore:
 
     def __init__(self, tiers: Sequence[TierSettings]) -> None:
         self._stack = TierStack[Reservation]([settings.spec for settings in tiers])
-        self._backends = [settings.medium for settings in tiers]
-        self._recover()
         self._lock = threading.RLock()  # a `with` of a plain lock cannot be interrupted between block and release
-        self._changed = threading.Condition(self._lock)  # guards the stack; backends are called without it
-        self._writer = TierWriter(self._stack, self._backends, self._changed)
-        self._write_backs = [WriteBack(self._writer, index) for index in range(len(tiers) - 1)]
-        self._pinned_in: dict[bytes, list[int]] = {}
+        self._changed = threading.Condition(self._lock)
+        self._tiers = [
+            BackedTier(tier, settings.medium, self._changed)
+            for tier, settings in zip(self._stack.tiers, tiers, strict=True)
+        ]
+        for tier in self._tiers:
+            tier.recover()
+        self._write_backs = [WriteBack(tier, below) for tier, below in itertools.pairwise(self._tiers)]
+        self._pinned_in: dict[bytes, list[BackedTier]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -97,17 +92,17 @@ class TieredStore:
             first: position of the first of them in the prompt.
         """
         keys = list(keys)
-        for tier, backend in zip(self._stack.tiers, self._backends, strict=True):
-            if backend.is_shared:
-                self._ask_pool(tier, backend, keys, first)
+        for tier in self._tiers:
+            if tier.backend.is_shared:
+                self._ask_pool(tier, keys, first)
         with self._lock:
             return self._stack.match_prefix(keys)
 
     def tier_of(self, key: bytes) -> str | None:
         """The name of the first tier that holds the block, `None` where none does; changes nothing."""
         with self._lock:
-            index = self._stack.tier_of(key)
-        return None if index is None else self._backends[index].name
+            tier = self._stack.tier_of(key)
+        return None if tier is None else tier.spec.name
 
     def put(self, key: bytes, layers: Sequence[Buffer], *, position: int = 0) -> bool:
         """Hold a block in the first tier that takes it; whether it can be read now. A held block is only touched.
@@ -118,11 +113,11 @@ class TieredStore:
             ValueError: when the key or the layers are out of bounds, or backends cannot copy such memory.
         """
         sizes = [memoryview(layer).nbytes for layer in layers]  # pyright: ignore[reportArgumentType]  # arrays are
-        for index in range(len(self._backends)):
+        for tier in self._tiers:
             with self._lock:
-                if self._stack.is_taken_above(key, index):
+                if self._stack.is_taken_above(key, tier.tier.index):
                     return self._stack.tier_of(key) is not None
-            if self._writer.put(index, key, sizes, layers, position):
+            if tier.put(key, sizes, layers, position):
                 return True
         return False
 
@@ -152,25 +147,25 @@ class TieredStore:
         Raises:
             ValueError: when the buffers do not fit the layers.
         """
-        for tier, backend in zip(self._stack.tiers, self._backends, strict=True):
-            found = self._read_from(tier.index, key, buffers, first_layer)
+        for backed in self._tiers:
+            found = backed.read_into(key, buffers, first_layer)
             if found is None:
                 continue
-            layer_bytes, position = found
+            tier, (layer_bytes, position) = backed.tier, found
             if tier.index and tier.spec.promotes and len(buffers) == len(layer_bytes):
-                is_promoted = self._writer.put(0, key, layer_bytes, buffers, position)
+                is_promoted = self._tiers[0].put(key, layer_bytes, buffers, position)
                 with self._lock:
                     tier.counters.promoted += is_promoted
-            return backend.name
+            return tier.spec.name
         return None
 
     def promote(self, keys: Iterable[bytes]) -> None:
         """Put blocks that only lower tiers hold into the first one, after they were read layer by layer."""
         for key in keys:
             with self._lock:
-                index = self._stack.tier_of(key)
-                block = self._stack.tiers[index].handle_of(key) if index else None
-            if index and block is not None and self._stack.tiers[index].spec.promotes:
+                tier = self._stack.tier_of(key)
+                block = tier.handle_of(key) if tier is not None and tier.index and tier.spec.promotes else None
+            if block is not None:
                 self.read_into(key, [np.empty(size, np.uint8) for size in block.layer_bytes])
 
     def pin(self, key: bytes) -> None:
@@ -180,13 +175,13 @@ class TieredStore:
             KeyError: when no tier holds it.
         """
         with Uninterrupted(), self._lock:
-            for tier in self._stack.tiers:
-                block = tier.blocks.peek(key)
+            for tier in self._tiers:
+                block = tier.tier.blocks.peek(key)
                 if block is not None and block.payload.is_ready:
-                    tier.blocks.pin(key)
-                    self._pinned_in.setdefault(key, []).append(tier.index)
+                    tier.tier.blocks.pin(key)
+                    self._pinned_in.setdefault(key, []).append(tier)
                     return
-        raise KeyError(f"block {key.hex()} is held in none of {len(self._backends)} tiers")
+        raise KeyError(f"block {key.hex()} is held in none of {len(self._tiers)} tiers")
 
     def unpin(self, key: bytes) -> None:
         """Undo one `pin`.
@@ -198,11 +193,11 @@ class TieredStore:
             with self._lock:
                 if not self._pinned_in.get(key):
                     raise ValueError(f"block {key.hex()} is not pinned, so it cannot be unpinned")
-                tier = self._stack.tiers[self._pinned_in[key].pop()]
+                tier = self._pinned_in[key].pop()
                 if not self._pinned_in[key]:
                     del self._pinned_in[key]
-                commands = tier.unpin(key)
-            self._writer.carry_out(commands)
+                unused = tier.tier.unpin(key)
+            tier.free(unused)
 
     def sink(self, into: str | None = None) -> None:
         """Demote every block that is not pinned to a tier, so that a durable one keeps it over a restart.
@@ -214,7 +209,8 @@ class TieredStore:
             ValueError: when a queue has no space for its tier's largest block, which would be lost.
             RuntimeError: when a write-back thread crashed.
         """
-        for tier in itertools.takewhile(lambda tier: tier.spec.name != into, self._stack.tiers[:-1]):
+        for backed in itertools.takewhile(lambda backed: backed.backend.name != into, self._tiers[:-1]):
+            tier = backed.tier
             with self._lock:
                 blocks = (tier.blocks.peek(key) for key in tier.blocks)
                 largest_bytes = max((block.size_bytes for block in blocks if block), default=0)
@@ -228,7 +224,7 @@ class TieredStore:
             while has_more:
                 if tier.pending_bytes > room_bytes:
                     self._flush(self._write_backs[: tier.index + 1])
-                has_more = self._writer.evict_one(tier.index)
+                has_more = backed.evict_one()
             self._flush(self._write_backs[: tier.index + 1])
 
     def flush(self) -> None:
@@ -254,8 +250,8 @@ class TieredStore:
         """
         for write_back in self._write_backs:
             write_back.stop()
-        for index in range(len(self._backends)):
-            self._writer.free_again(index)
+        for tier in self._tiers:
+            tier.free_again()
         self.flush()
 
     def statistics(self) -> list[TierStatistics]:
@@ -278,104 +274,26 @@ class TieredStore:
         0, or there is a bug or a shared backend that does not answer. Call it after `flush`.
         """
         with self._lock:
-            return sum(
-                sum(backend.footprint_bytes(space.key, space.layer_bytes) for space in tier.freeing)
-                if backend.is_shared  # its used bytes include those of other clients
-                else backend.used_bytes - tier.blocks.used_bytes - tier.pending_bytes
-                for tier, backend in zip(self._stack.tiers, self._backends, strict=True)
-            )
+            return sum(tier.leaked_bytes() for tier in self._tiers)
 
-    def _ask_pool(
-        self, tier: Tier[Reservation], backend: StorageBackend, keys: Sequence[bytes], first: int
-    ) -> None:
-        """Learn which of these keys a shared pool has; none, where it does not answer.
-
-        Positions are those in the prompt: a Mooncake Store does not keep them.
-        """
-        positions = {key: position for position, key in enumerate(keys, first)}
+    def _ask_pool(self, pool: BackedTier, keys: Sequence[bytes], first: int) -> None:
+        """Learn which of these keys a pool has, but not of those that lie in this store's own tiers."""
         with self._lock:
-            own = [other for other in self._stack.tiers if not other.spec.is_shared]
-            asked = [key for key in keys if not any(other.holds(key) for other in own)]
-            if not asked:
-                return
-            is_tried = tier.reads.allows()
-        found: list[Reservation] = []
-        error: Exception | None = None
-        try:
-            found = backend.find(asked) if is_tried else []
-        except (StorageError, OSError) as raised:
-            error = raised
-        with self._lock:
-            if error is not None:
-                tier.reads.failed(error)
-            elif is_tried:
-                tier.reads.worked()
-            tier.learn(asked, {block.key: (block, block.size_bytes, positions[block.key]) for block in found})
-
-    def _recover(self) -> None:
-        """Hold what the backends hold, oldest first; what does not fit is freed unless the backend is shared."""
-        for index, backend in enumerate(self._backends):
-            for block in list(backend.blocks()):
-                size = backend.footprint_bytes(block.key, block.layer_bytes)
-                unwanted = self._stack.recover(index, block.key, block, size_bytes=size, position=block.position)
-                if unwanted and not backend.is_shared:
-                    backend.free(*unwanted)
+            own = [tier for tier in self._stack.tiers if not tier.spec.is_shared]
+            asked = {
+                key: position
+                for position, key in enumerate(keys, first)
+                if not any(tier.holds(key) for tier in own)
+            }
+        if asked:
+            pool.ask(asked)
 
     def _open(self, key: bytes, layer_bytes: Sequence[int], position: int) -> BlockWriter | None:
-        for index in range(len(self._backends)):
+        for tier in self._tiers:
             with self._lock:
                 if self._stack.is_taken(key):
                     return None
-            block = self._writer.open(index, key, layer_bytes, position)
+            block = tier.open(key, layer_bytes, position)
             if block is not None:
                 return block
         return None
-
-    def _read_from(
-        self, index: int, key: bytes, buffers: Sequence[Buffer], first_layer: int
-    ) -> tuple[tuple[int, ...], int] | None:
-        """Read from one tier; bytes per layer and position, or `None` where it was not read as it was written."""
-        tier = self._stack.tiers[index]
-        with Uninterrupted():
-            with self._lock:
-                block = tier.begin_read(key)
-                position = tier.position_of(key)
-            if block is None:
-                return None
-            started_s = time.perf_counter()
-            try:
-                self._backends[index].read_into(block, buffers, first_layer=first_layer)
-            except BaseException as error:
-                self._end_failed_read(index, block, error)
-                if isinstance(error, (StorageError, OSError)):
-                    return None
-                raise
-            seconds = time.perf_counter() - started_s
-            with self._lock:
-                layers = block.layer_bytes[first_layer : first_layer + len(buffers)]
-                tier.counters.hits += 1
-                tier.counters.read_bytes += sum(layers)
-                tier.counters.read_s += seconds
-                tier.reads.worked()
-                if len(layers) == len(block.layer_bytes):
-                    tier.mark_read(block.key, block, has_failed=False)
-                commands = tier.end_read(block.key, block)
-            self._writer.carry_out(commands)
-        return block.layer_bytes, position
-
-    def _end_failed_read(self, index: int, block: Reservation, error: BaseException) -> None:
-        """A block that is not what was written is dropped; after an error of the device it stays."""
-        tier = self._stack.tiers[index]
-        is_gone = isinstance(error, (DamagedBlockError, BlockNotFoundError))
-        with self._lock:
-            has_failed_before = may_be_bad_sector(
-                error, is_shared=self._backends[index].is_shared
-            ) and tier.mark_read(block.key, block, has_failed=True)
-            is_bad = has_failed_before and is_checksum_error(error)
-            commands = tier.end_read(block.key, block, is_damaged=is_gone or is_bad)
-            if isinstance(error, (StorageError, OSError)):
-                tier.counters.misses += 1
-                tier.counters.damaged += is_bad or isinstance(error, DamagedBlockError)
-                if not (is_gone or has_failed_before):  # a second failure says nothing new of the device
-                    tier.reads.failed(error)
-        self._writer.carry_out(commands)

@@ -1,18 +1,19 @@
 """Which block is in which tier: the pure part of a tiered store, without I/O, clock or threads.
 
-The caller holds one lock around all calls, or has one thread. It carries out the commands that it gets (`Free`,
-`Demote`) and reports what came of its transfers (`end_write`, `abort_write`, `end_read`, `end_demotion`). Where a
-block's bytes are is a handle, which only the caller understands: a reservation, or a number in a simulation.
+The caller holds one lock around all calls, or has one thread. It frees the bytes whose handles it gets and reports
+`freed`; it writes what is in a tier's `queue` into the tier below and reports `end_demotion`; and it reports what
+came of its transfers (`end_write`, `abort_write`, `end_read`). A handle says where a block's bytes are, which only
+the caller understands: a reservation, or a number in a simulation.
 """
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Final, Generic, NamedTuple, TypeVar, final
 
 from mooncake_lab.core import BlockKey
-from mooncake_lab.store.blockstore import Block, BlockStore, Refused
+from mooncake_lab.store.blockstore import Block, BlockStore, Refused, verify
 from mooncake_lab.store.eviction import PolicyFactory, make_policy
 from mooncake_lab.store.health import CircuitBreaker, Counters, TierStatistics
 
@@ -42,17 +43,13 @@ class PendingEviction(Generic[Handle]):
     users: int = 1
 
 
-class Free(NamedTuple, Generic[Handle]):
-    """Command: free these bytes, then report `freed`."""
+class WriteOutcome(NamedTuple, Generic[Handle]):
+    """Outcome of `put` and `begin_write`."""
 
-    tier: int
-    handle: Handle
-
-
-class Demote(NamedTuple):
-    """Command: write the first block of this tier's queue into the tier below, then report `end_demotion`."""
-
-    tier: int
+    entry: Entry[Handle] | None
+    """`None` where the tier does not take the block."""
+    unused: list[Handle]
+    """Handles to free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,32 +80,34 @@ class TierSpec:
 
 
 @final
-@dataclass(slots=True, eq=False)
 class Tier(Generic[Handle]):
-    """The blocks of one tier. Mutable."""
+    """The blocks of one tier, and the rules between it and the tier below. Mutable.
 
-    spec: TierSpec
-    index: int
-    is_last: bool
-    blocks: BlockStore[Entry[Handle]] = field(init=False)
-    pending: dict[BlockKey, PendingEviction[Handle]] = field(
-        init=False, default_factory=dict[BlockKey, PendingEviction[Handle]]
-    )
-    queue: deque[BlockKey] = field(init=False, default_factory=deque[BlockKey])
-    """Pending evictions that no demotion has begun for."""
-    pending_bytes: int = field(init=False, default=0)
-    freeing: dict[Handle, bool] = field(init=False, default_factory=dict[Handle, bool])
-    """Handles that are to be freed; true where that failed and is to be tried again."""
-    counters: Counters = field(init=False, default_factory=Counters)
-    reads: CircuitBreaker = field(init=False)
-    writes: CircuitBreaker = field(init=False)
+    An evicted block goes to the tier below, where it is only touched if it is held there already; when the queue
+    is full it is dropped, because no request may wait for it.
 
-    def __post_init__(self) -> None:
-        capacity = self.spec.capacity_bytes - (0 if self.is_last else self.spec.queue_bytes)
-        policy = make_policy(self.spec.eviction, max(1, capacity // _TYPICAL_BLOCK_BYTES))
-        self.blocks = BlockStore(capacity, policy)
-        self.reads = CircuitBreaker(f"reading from {self.spec.name}", patience=3)
-        self.writes = CircuitBreaker(f"writing to {self.spec.name}", patience=1)
+    Args:
+        spec: its name, size and settings.
+        index: how many tiers are faster.
+        below: the next slower tier; `None` below the last one, which needs no queue.
+    """
+
+    def __init__(self, spec: TierSpec, index: int, below: "Tier[Handle] | None") -> None:
+        self.spec = spec
+        self.index = index
+        self._below = below
+        capacity = spec.capacity_bytes - (0 if below is None else spec.queue_bytes)
+        policy = make_policy(spec.eviction, max(1, capacity // _TYPICAL_BLOCK_BYTES))
+        self.blocks = BlockStore[Entry[Handle]](capacity, policy)
+        self.pending: dict[BlockKey, PendingEviction[Handle]] = {}
+        self.queue = deque[BlockKey]()
+        """Pending evictions that no demotion has begun for."""
+        self.pending_bytes = 0
+        self.freeing: dict[Handle, bool] = {}
+        """Handles that are to be freed; true where that failed and is to be tried again."""
+        self.counters = Counters()
+        self.reads = CircuitBreaker(f"reading from {spec.name}", patience=3)
+        self.writes = CircuitBreaker(f"writing to {spec.name}", patience=1)
 
     def holds(self, key: BlockKey) -> bool:
         """Whether the block can be read here now."""
@@ -149,6 +148,40 @@ class Tier(Generic[Handle]):
         found = self.pending.get(key) or self.blocks.peek(key)
         return 0 if found is None else found.position
 
+    def begin_write(self, key: BlockKey, size_bytes: int, position: int) -> WriteOutcome[Handle]:
+        """As `put`, with an entry whose bytes are still to come: pinned, and readable after `end_write`."""
+        outcome = self.put(key, Entry[Handle](), size_bytes, position)
+        if outcome.entry is not None:
+            self.blocks.pin(key)
+        return outcome
+
+    def put(self, key: BlockKey, entry: Entry[Handle], size_bytes: int, position: int) -> WriteOutcome[Handle]:
+        """Evict until the block fits and hold it.
+
+        A block that could not be read is replaced, since its bytes are at hand now.
+        """
+        is_stale = self.is_replaceable(key)
+        if (key in self.blocks and not is_stale) or key in self.pending or not self.writes.allows():
+            return WriteOutcome(None, [])
+        unused = self._free(self.blocks.remove(key).payload.handle) if is_stale else []
+        outcome = self.blocks.put(key, entry, size_bytes=size_bytes, position=position)
+        if isinstance(outcome, Refused):
+            self.counters.refused += 1
+            return WriteOutcome(None, unused)
+        return WriteOutcome(entry, unused + self._depart(outcome.evicted))
+
+    def end_write(self, key: BlockKey) -> None:
+        """The bytes of a block are there: it can be read."""
+        block = self.blocks.peek(key)
+        if block is not None:
+            block.payload.is_ready = True
+        self.blocks.unpin(key)
+
+    def abort_write(self, key: BlockKey) -> list[Handle]:
+        """The bytes of a block will not come; what to free."""
+        self.blocks.unpin(key)
+        return self._free(self.blocks.remove(key).payload.handle)
+
     def begin_read(self, key: BlockKey) -> Handle | None:
         """Where to read the block, which stays until `end_read`; `None` is a miss. Counts as a use."""
         handle = None
@@ -163,11 +196,11 @@ class Tier(Generic[Handle]):
             self.counters.misses += 1
         return handle
 
-    def end_read(self, key: BlockKey, handle: Handle, *, is_damaged: bool = False) -> list[Free[Handle]]:
-        """End a read; a damaged block is removed with its last pin."""
+    def end_read(self, key: BlockKey, handle: Handle, *, is_damaged: bool = False) -> list[Handle]:
+        """End a read; a damaged block is removed with its last pin. What to free."""
         pending = self.pending.get(key)
         if pending is not None and pending.handle == handle:
-            return self.unref(key)
+            return self._unref(key)
         block = self.blocks.peek(key)
         if block is not None and is_damaged:
             block.payload.is_ready, block.payload.has_failed = False, True
@@ -181,36 +214,39 @@ class Tier(Generic[Handle]):
         before, block.payload.has_failed = block.payload.has_failed, has_failed
         return before and has_failed
 
-    def unpin(self, key: BlockKey) -> list[Free[Handle]]:
-        """Undo one pin."""
+    def unpin(self, key: BlockKey) -> list[Handle]:
+        """Undo one pin; what to free."""
         self.blocks.unpin(key)
         block = self.blocks.peek(key)
         if block is None or block.payload.is_ready or key in self.blocks.pins:
             return []
-        return self.free(self.blocks.remove(key).payload.handle)
+        return self._free(self.blocks.remove(key).payload.handle)
 
-    def unref(self, key: BlockKey) -> list[Free[Handle]]:
-        """Remove one user of a pending eviction; after the last one its bytes are freed."""
-        pending = self.pending[key]
-        pending.users -= 1
-        if pending.users:
-            return []
-        del self.pending[key]
-        self.pending_bytes -= pending.size_bytes
-        return self.free(pending.handle)
+    def evict_one(self) -> list[Handle] | None:
+        """Evict one block for space in one piece; `None` when all are pinned, or the device evicts by itself."""
+        victim = None if self.spec.is_shared else self.blocks.evict()
+        return None if victim is None else self._depart([victim])
 
-    def free(self, handle: Handle | None) -> list[Free[Handle]]:
-        """The command to free bytes, which counts as open until `freed`."""
-        if handle is None:
-            return []
-        self.freeing[handle] = False
-        return [Free(self.index, handle)]
+    def end_demotion(self, key: BlockKey) -> list[Handle]:
+        """A queued block was written into the tier below, or could not be; counts which. What to free."""
+        is_below = self._below is not None and self._below.has_intact(key)
+        self.counters.demoted += is_below
+        self.counters.dropped += not is_below
+        return self._unref(key)
 
     def freed(self, handle: Handle, *, has_failed: bool = False) -> None:
-        """Report a `Free`; one that failed is to be tried again, after those that have not failed."""
+        """Report a free; one that failed is to be tried again, after those that have not failed."""
         self.freeing.pop(handle, None)
         if has_failed:
             self.freeing[handle] = True
+
+    def recover(self, key: BlockKey, handle: Handle, *, size_bytes: int, position: int) -> list[Handle]:
+        """Hold a block that was found on the device; those that are not held because of it."""
+        entry = Entry(handle, is_ready=True)
+        outcome = self.blocks.put(key, entry, size_bytes=size_bytes, position=position)
+        if isinstance(outcome, Refused):
+            return [handle]
+        return [old.payload.handle for _, old in outcome.evicted if old.payload.handle is not None]
 
     def learn(self, asked: Iterable[BlockKey], found: Mapping[BlockKey, tuple[Handle, int, int]]) -> None:
         """Hold what a device that evicts by itself has of these keys, and forget the rest.
@@ -220,25 +256,20 @@ class Tier(Generic[Handle]):
             found: handle, bytes and position of those that it has.
         """
         for key in asked:
-            block = self.blocks.peek(key)
-            if block is not None and (key not in found or block.payload.handle != found[key][0]):
-                self._forget(key, block.payload)
-            if key in found and key not in self.blocks:
-                handle, size_bytes, position = found[key]
-                self.blocks.put(key, Entry(handle, is_ready=True), size_bytes=size_bytes, position=position)
-
-    def _forget(self, key: BlockKey, entry: Entry[Handle]) -> None:
-        """Stop holding a block whose bytes are gone, with its last pin; one that is being written stays."""
-        if not entry.is_ready:
-            return
-        self.counters.evicted += 1
-        if key in self.blocks.pins:
-            entry.handle, entry.is_ready = None, False
-        else:
-            self.blocks.remove(key)
+            block, there = self.blocks.peek(key), found.get(key)
+            is_other = there is None or (block is not None and block.payload.handle != there[0])
+            if block is not None and block.payload.is_ready and is_other:
+                self.counters.evicted += 1
+                if key in self.blocks.pins:  # it goes with its last pin
+                    block.payload.handle, block.payload.is_ready = None, False
+                else:
+                    self.blocks.remove(key)
+            if there is not None and key not in self.blocks:
+                entry = Entry(there[0], is_ready=True)
+                self.blocks.put(key, entry, size_bytes=there[1], position=there[2])
 
     def check(self) -> None:
-        """Verify its invariants."""
+        """Verify its invariants; see `BlockStore.check`."""
         self.blocks.check()
         invariants = {
             "pending bytes add up": self.pending_bytes == sum(p.size_bytes for p in self.pending.values()),
@@ -246,9 +277,7 @@ class Tier(Generic[Handle]):
             "queued blocks are pending": all(key in self.pending for key in self.queue),
             "no block is both held and pending": not any(key in self.blocks for key in self.pending),
         }
-        broken = [name for name, holds in invariants.items() if not holds]
-        if broken:
-            raise AssertionError(f"broken invariants of tier {self.spec.name}: {'; '.join(broken)}")
+        verify(f"tier {self.spec.name}", invariants)
 
     def statistics(self) -> TierStatistics:
         """What it did so far, and its state."""
@@ -264,20 +293,49 @@ class Tier(Generic[Handle]):
             **asdict(self.counters),
         )
 
+    def _depart(self, evicted: Iterable[tuple[BlockKey, Block[Entry[Handle]]]]) -> list[Handle]:
+        """Queue what the tier below lacks or could not read; what of the rest is to be freed."""
+        if self.spec.is_shared:
+            return []  # only forgotten: its device chooses what leaves
+        below, unused = self._below, list[Handle]()
+        for key, block in evicted:
+            handle, size = block.payload.handle, block.size_bytes
+            if handle is None:
+                continue  # not reachable: an entry without bytes is pinned
+            self.counters.evicted += 1
+            if below is not None and below.has_intact(key):
+                below.touch(key)
+            elif below is not None and self.pending_bytes + size <= self.spec.queue_bytes:
+                self.pending[key] = PendingEviction(handle, size, block.position)
+                self.pending_bytes += size
+                self.queue.append(key)
+                continue
+            else:
+                self.counters.dropped += below is not None
+            unused += self._free(handle)
+        return unused
 
-class WriteOutcome(NamedTuple, Generic[Handle]):
-    """Outcome of `put` and `begin_write`: the entry, None where the tier does not take the block; and commands."""
+    def _unref(self, key: BlockKey) -> list[Handle]:
+        """Remove one user of a pending eviction; after the last one its bytes are to be freed."""
+        pending = self.pending[key]
+        pending.users -= 1
+        if pending.users:
+            return []
+        del self.pending[key]
+        self.pending_bytes -= pending.size_bytes
+        return self._free(pending.handle)
 
-    entry: Entry[Handle] | None
-    commands: Sequence[Free[Handle] | Demote] = ()
+    def _free(self, handle: Handle | None) -> list[Handle]:
+        """A handle that is to be freed, and counts as open until `freed`."""
+        if handle is None:
+            return []
+        self.freeing[handle] = False
+        return [handle]
 
 
 @final
 class TierStack(Generic[Handle]):
-    """Tiers, the fastest first, and the rules between them. Mutable.
-
-    A new block goes into the first tier that takes it. An evicted block goes to the tier below, where it is only
-    touched if it is held there already; when the queue is full it is dropped, because no request may wait for it.
+    """Tiers, the fastest first; a new block goes into the first one that takes it. Mutable.
 
     Args:
         specs: the fastest first.
@@ -291,17 +349,17 @@ class TierStack(Generic[Handle]):
     def __init__(self, specs: Sequence[TierSpec]) -> None:
         if not specs:
             raise ValueError("a tiered store of 0 tiers; at least 1 is needed")
-        self.tiers: list[Tier[Handle]] = [
-            Tier(spec, index, is_last=index + 1 == len(specs)) for index, spec in enumerate(specs)
-        ]
+        self.tiers: list[Tier[Handle]] = []
+        for index in reversed(range(len(specs))):
+            self.tiers.insert(0, Tier(specs[index], index, self.tiers[0] if self.tiers else None))
 
-    def tier_of(self, key: BlockKey) -> int | None:
+    def tier_of(self, key: BlockKey) -> Tier[Handle] | None:
         """The first tier that holds a block; changes nothing."""
-        return next((tier.index for tier in self.tiers if tier.holds(key)), None)
+        return next((tier for tier in self.tiers if tier.holds(key)), None)
 
     def match_prefix(self, keys: Iterable[BlockKey]) -> int:
         """How many of these keys are held, in any tier, before the first that is not; changes nothing."""
-        return sum(1 for _ in takewhile(lambda key: self.tier_of(key) is not None, keys))
+        return sum(1 for _ in takewhile(self.tier_of, keys))
 
     def is_taken(self, key: BlockKey) -> bool:
         """Whether any tier has the block or is being written."""
@@ -311,100 +369,7 @@ class TierStack(Generic[Handle]):
         """Whether a tier above this one has the block by now, or another writer has begun to write it anywhere."""
         return any(tier.is_taken(key) and (tier.index < index or not tier.holds(key)) for tier in self.tiers)
 
-    def begin_write(self, index: int, key: BlockKey, size_bytes: int, position: int) -> WriteOutcome[Handle]:
-        """As `put`, with an entry whose bytes are still to come: pinned, and readable after `end_write`."""
-        outcome = self.put(index, key, Entry[Handle](), size_bytes, position)
-        if outcome.entry is not None:
-            self.tiers[index].blocks.pin(key)
-        return outcome
-
-    def put(
-        self, index: int, key: BlockKey, entry: Entry[Handle], size_bytes: int, position: int
-    ) -> WriteOutcome[Handle]:
-        """Evict until the block fits and hold it.
-
-        A block that could not be read is replaced, since its bytes are at hand now.
-        """
-        tier = self.tiers[index]
-        is_stale = tier.is_replaceable(key)
-        if (key in tier.blocks and not is_stale) or key in tier.pending or not tier.writes.allows():
-            return WriteOutcome(None)
-        commands: list[Free[Handle] | Demote] = []
-        if is_stale:
-            commands += tier.free(tier.blocks.remove(key).payload.handle)
-        outcome = tier.blocks.put(key, entry, size_bytes=size_bytes, position=position)
-        if isinstance(outcome, Refused):
-            tier.counters.refused += 1
-            return WriteOutcome(None, commands)
-        return WriteOutcome(entry, commands + self._depart(tier, outcome.evicted))
-
-    def end_write(self, index: int, key: BlockKey) -> None:
-        """The bytes of a block are there: it can be read."""
-        blocks = self.tiers[index].blocks
-        block = blocks.peek(key)
-        if block is not None:
-            block.payload.is_ready = True
-        blocks.unpin(key)
-
-    def abort_write(self, index: int, key: BlockKey) -> list[Free[Handle]]:
-        """The bytes of a block will not come."""
-        tier = self.tiers[index]
-        tier.blocks.unpin(key)
-        return tier.free(tier.blocks.remove(key).payload.handle)
-
-    def evict_one(self, index: int) -> Sequence[Free[Handle] | Demote] | None:
-        """Evict one block for space in one piece; `None` when all are pinned, or the device evicts by itself."""
-        tier = self.tiers[index]
-        if tier.spec.is_shared:
-            return None
-        victim = tier.blocks.evict()
-        return None if victim is None else self._depart(tier, [victim])
-
-    def end_demotion(self, index: int, key: BlockKey) -> list[Free[Handle]]:
-        """A `Demote` has ended; counts whether the block is in the tier below now."""
-        tier = self.tiers[index]
-        is_below = self.tiers[index + 1].has_intact(key)
-        tier.counters.demoted += is_below
-        tier.counters.dropped += not is_below
-        return tier.unref(key)
-
-    def recover(
-        self, index: int, key: BlockKey, handle: Handle, *, size_bytes: int, position: int
-    ) -> list[Handle]:
-        """Hold a block that was found on the device; those that are not held because of it."""
-        entry = Entry(handle, is_ready=True)
-        outcome = self.tiers[index].blocks.put(key, entry, size_bytes=size_bytes, position=position)
-        if isinstance(outcome, Refused):
-            return [handle]
-        return [old.payload.handle for _, old in outcome.evicted if old.payload.handle is not None]
-
     def check(self) -> None:
         """Verify every tier's invariants."""
         for tier in self.tiers:
             tier.check()
-
-    def _depart(
-        self, tier: Tier[Handle], evicted: Iterable[tuple[BlockKey, Block[Entry[Handle]]]]
-    ) -> list[Free[Handle] | Demote]:
-        """Queue what the tier below lacks or could not read, and free the rest."""
-        below = None if tier.is_last else self.tiers[tier.index + 1]
-        commands: list[Free[Handle] | Demote] = []
-        for key, block in evicted:
-            handle, size = block.payload.handle, block.size_bytes
-            if handle is None:
-                continue  # not reachable: an entry without bytes is pinned
-            if tier.spec.is_shared:
-                continue  # only forgotten: its device chooses what leaves
-            tier.counters.evicted += 1
-            if below is not None and below.has_intact(key):
-                below.touch(key)
-                commands += tier.free(handle)
-            elif below is not None and tier.pending_bytes + size <= tier.spec.queue_bytes:
-                tier.pending[key] = PendingEviction(handle, size, block.position)
-                tier.pending_bytes += size
-                tier.queue.append(key)
-                commands.append(Demote(tier.index))
-            else:
-                tier.counters.dropped += below is not None
-                commands += tier.free(handle)
-        return commands

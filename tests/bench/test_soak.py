@@ -17,8 +17,8 @@ from mooncake_lab.bench.soak_process import (
     soak_content,
     soak_key,
 )
-from mooncake_lab.store.backends import SsdBackend, StorageError
-from mooncake_lab.store.backends.mooncake_client import load_wheel
+from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
+from mooncake_lab.store.backends import SsdBackend
 
 
 def prepared(folder, blocks=4):
@@ -181,7 +181,7 @@ def test_a_soak_over_mooncakes_store_passes(tmp_path):
     """Two stores over one Mooncake Store: no wrong byte, no object left behind; skipped without its wheel."""
     try:
         load_wheel()
-    except StorageError as error:
+    except MooncakeError as error:
         pytest.skip(str(error))
     report = Soak(tmp_path, ["kill", "full", "read"], seed=3, pool="mooncake").run(0, lives=3)
     assert report.passed, report.plain()

@@ -3,8 +3,7 @@
 import pytest
 from store import measure, measure_media
 
-from mooncake_lab.store.backends import StorageError
-from mooncake_lab.store.backends.mooncake_client import load_wheel
+from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
 
 
 @pytest.mark.parametrize("medium", ["dram", "tcp", "ssd", "mooncake"])
@@ -13,7 +12,7 @@ def test_it_compares_with_floors(tmp_path, medium):
     if medium == "mooncake":
         try:
             load_wheel()
-        except StorageError as error:
+        except MooncakeError as error:
             pytest.skip(str(error))
     found = measure(tmp_path, [medium], block_mib=[1], rounds=1, working_set_mib=8)
     assert found["lookup"]["tokens"] == 131_072

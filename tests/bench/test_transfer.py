@@ -8,7 +8,7 @@ import pytest
 
 from mooncake_lab.bench.transfer import WAYS, Route, TransferError, measure_transfers, receiver
 from mooncake_lab.bench.transfer_peer import LEAST_BYTES, MOST_PIECES, pieces_of
-from mooncake_lab.store.backends import StorageError
+from mooncake_lab.net.mooncake_wheel import MooncakeError
 
 
 @pytest.mark.parametrize("size", [1, LEAST_BYTES - 1, LEAST_BYTES, 5 * LEAST_BYTES + 7, 1000 * LEAST_BYTES])
@@ -35,7 +35,7 @@ def test_what_arrives_is_what_was_sent(way):
             area[0] += 1
             with pytest.raises(TransferError, match="checksum"):
                 route.check(1000)
-    except StorageError as error:
+    except MooncakeError as error:
         pytest.skip(str(error))
 
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mooncake_lab.net.mooncake_wheel import MooncakeError, MooncakeMaster
 from mooncake_lab.store.backends import (
     BlockExistsError,
     BlockNotFoundError,
     BlockServer,
     DramBackend,
-    MooncakeMaster,
+    MooncakeClient,
     MooncakePool,
     RemoteBackend,
     SsdBackend,
-    StorageError,
     StorageFullError,
 )
 
@@ -121,10 +121,10 @@ def mooncake():
     """A client of a Mooncake Store, where its wheel can be loaded: a process has one."""
     try:
         master = MooncakeMaster()
-    except StorageError as error:
+    except MooncakeError as error:
         pytest.skip(str(error))
-    with master:
-        yield master.client(16 * 2**20)
+    with master, MooncakeClient(master.address, 16 * 2**20) as client:
+        yield client
 
 
 @pytest.fixture(params=MEDIA)

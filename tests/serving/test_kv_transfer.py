@@ -17,6 +17,7 @@ from waiting import until
 from mooncake_lab.cluster import PrefillDone
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
 from mooncake_lab.net import wire
+from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
 from mooncake_lab.net.wire import PeerRefusedError
 from mooncake_lab.serving.kv_transfer import (
     Identity,
@@ -41,7 +42,6 @@ from mooncake_lab.serving.messages import (
     TransferRefused,
 )
 from mooncake_lab.store.backends import StorageError
-from mooncake_lab.store.backends.mooncake_client import load_wheel
 
 SHAPE = KVLayout(fingerprint=b"f" * 16, layers=2, kv_heads=2, head_width=4, dtype=torch.float32)
 BLOCKS = replace(SHAPE, block_tokens=4)
@@ -69,7 +69,7 @@ def channel():
     """Mooncake's Transfer Engine, which here writes into its own process."""
     try:
         load_wheel()
-    except StorageError as error:
+    except MooncakeError as error:
         pytest.skip(str(error))
     return TransferEngineChannel(2 * WINDOW_BYTES + 2**20)
 

@@ -13,10 +13,9 @@ from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import ADMISSION_POLICIES, KVCacheCentric, Placement, decide
 from mooncake_lab.core import SLO, Arrived, Finished, Moved, Placed, Prefilled, Rejected
 from mooncake_lab.metrics import check_log, run_summary
+from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
 from mooncake_lab.perf import model_shape
 from mooncake_lab.serving import FailedError, LiveCluster, LiveOptions, Pacer, WorkerError
-from mooncake_lab.store.backends import StorageError
-from mooncake_lab.store.backends.mooncake_client import load_wheel
 from mooncake_lab.workload import SharedPrefix
 from mooncake_lab.workload.transforms import prompt_of, scaled_down
 
@@ -339,7 +338,7 @@ def test_kvcache_travels_by_mooncakes_engine(open_cluster, traced, expected):
     """Streamed layers and fetched blocks through Mooncake's Transfer Engine: equal tokens, also after a kill."""
     try:
         load_wheel()
-    except StorageError as error:
+    except MooncakeError as error:
         pytest.skip(str(error))
     requests = traced(8, tokens=96, every_s=0.02)  # whole blocks: a full hit computes its last token again
     with open_cluster(prefill_nodes=2, transfer="mooncake") as live:

@@ -18,12 +18,11 @@ from waiting import until
 from mooncake_lab.cluster import POOL, PrefixFetched
 from mooncake_lab.conductor import Placement
 from mooncake_lab.core import Finished, Moved, Prefilled, Request, TracedRequest, blocks_for
+from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
 from mooncake_lab.perf import LinkLatency
 from mooncake_lab.serving import ClusterRuntime, LiveOptions, WorkerError
 from mooncake_lab.serving.launch import pause_before_restart_s
 from mooncake_lab.serving.spec import worker_spec
-from mooncake_lab.store.backends import StorageError
-from mooncake_lab.store.backends.mooncake_client import load_wheel
 
 BLOCK = 16
 
@@ -88,7 +87,7 @@ def _without_mooncake():
     """Why this machine cannot run a Mooncake Store; empty where it can."""
     try:
         load_wheel()
-    except StorageError as error:
+    except MooncakeError as error:
         return str(error)
     return ""
 

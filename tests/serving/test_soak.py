@@ -20,9 +20,8 @@ from mooncake_lab.bench.faults import FAULTS, strike
 from mooncake_lab.cluster import POOL
 from mooncake_lab.core import FirstToken, Moved, Placed
 from mooncake_lab.metrics import check_log
+from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
 from mooncake_lab.serving.openai_api.connections import ClientLimits
-from mooncake_lab.store.backends import StorageError
-from mooncake_lab.store.backends.mooncake_client import load_wheel
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  # looked at, not used
 MODEL = "random:lab-tiny"
@@ -144,7 +143,7 @@ def test_no_orphans(end, transfer):
     if transfer == "mooncake":
         try:
             load_wheel()
-        except StorageError as error:
+        except MooncakeError as error:
             pytest.skip(str(error))
     before = set(Path(SHARED_MEMORY).iterdir())
     command = [

@@ -154,7 +154,7 @@ def test_bad_construction_is_refused():
 def test_check_names_the_broken_invariant():
     """A store whose books were cooked says which invariant broke."""
     store = lru_store(2, "a")
-    store._used_bytes = 7
+    store.used_bytes = 7
     with pytest.raises(AssertionError, match=r"2 bytes: used bytes are the sum of the blocks$"):
         store.check()
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mooncake_lab.simulation.pool import NodeCache
 from mooncake_lab.store import Block, BlockStore
 from mooncake_lab.store.eviction import make_policy
-from mooncake_lab.store.tiers import Demote, Entry, Free, TierSpec, TierStack
+from mooncake_lab.store.tiers import Entry, TierSpec, TierStack
 
 SIZE = 10
 
@@ -33,32 +33,31 @@ def put_at_once(stack, key, handle, position=0):
     if stack.tiers[0].has_intact(key):
         stack.tiers[0].touch(key)
         return True
-    is_stored = write_at_once(stack, 0, key, handle, position)
+    is_stored = write_at_once(stack.tiers[0], key, handle, position)
     for tier in stack.tiers[:-1]:
         while tier.queue:
             evicted = tier.queue.popleft()
             pending = tier.pending[evicted]
-            write_at_once(stack, tier.index + 1, evicted, pending.handle, pending.position)
-            free_at_once(stack, stack.end_demotion(tier.index, evicted))
+            write_at_once(stack.tiers[tier.index + 1], evicted, pending.handle, pending.position)
+            free_at_once(tier, tier.end_demotion(evicted))
     return is_stored
 
 
-def write_at_once(stack, index, key, handle, position):
+def write_at_once(tier, key, handle, position):
     """Write a block into one tier; whether the tier takes it."""
-    entry, commands = stack.begin_write(index, key, SIZE, position)
-    free_at_once(stack, commands)
+    entry, unused = tier.begin_write(key, SIZE, position)
+    free_at_once(tier, unused)
     if entry is None:
         return False
     entry.handle = handle
-    stack.end_write(index, key)
+    tier.end_write(key)
     return True
 
 
-def free_at_once(stack, commands):
+def free_at_once(tier, handles):
     """Report that everything is freed."""
-    for command in commands:
-        if isinstance(command, Free):
-            stack.tiers[command.tier].freed(command.handle)
+    for handle in handles:
+        tier.freed(handle)
 
 
 class Transfers(RuleBasedStateMachine):
@@ -70,27 +69,22 @@ class Transfers(RuleBasedStateMachine):
         self.bytes = [{}, {}, {}]  # handle: key, of each tier's device
         self.writing = []
         self.reading = []
-        self.demotions = [0, 0, 0]
         self.handles = 0
 
-    def carry_out(self, commands):
-        """Free at once; demotions wait for their rule."""
-        for command in commands:
-            if isinstance(command, Free):
-                del self.bytes[command.tier][command.handle]
-                self.stack.tiers[command.tier].freed(command.handle)
-            else:
-                assert isinstance(command, Demote)
-                self.demotions[command.tier] += 1
+    def free(self, index, handles):
+        """Free at once."""
+        for handle in handles:
+            del self.bytes[index][handle]
+            self.stack.tiers[index].freed(handle)
 
-    def begin(self, tier, key):
+    def begin(self, index, key):
         """Place a block, and give it bytes."""
-        entry, commands = self.stack.begin_write(tier, key, SIZE, 0)
-        self.carry_out(commands)
+        entry, unused = self.stack.tiers[index].begin_write(key, SIZE, 0)
+        self.free(index, unused)
         if entry is not None:
             self.handles += 1
             entry.handle = self.handles
-            self.bytes[tier][self.handles] = key
+            self.bytes[index][self.handles] = key
         return entry is not None
 
     @rule(tier=st.integers(0, 2), key=st.integers(0, 9))
@@ -105,19 +99,19 @@ class Transfers(RuleBasedStateMachine):
         """It ends, or it is aborted and its bytes are freed."""
         tier, key = self.writing.pop(draw.draw(st.integers(0, len(self.writing) - 1)))
         if succeeds:
-            self.stack.end_write(tier, key)
+            self.stack.tiers[tier].end_write(key)
             assert self.stack.tiers[tier].holds(key)
         else:
-            self.carry_out(self.stack.abort_write(tier, key))
+            self.free(tier, self.stack.tiers[tier].abort_write(key))
 
     @rule(key=st.integers(0, 9))
     def read(self, key):
         """A held block is read where its bytes are."""
-        index = self.stack.tier_of(key)
-        if index is not None:
-            handle = self.stack.tiers[index].begin_read(key)
-            assert self.bytes[index][handle] == key
-            self.reading.append((index, key, handle))
+        tier = self.stack.tier_of(key)
+        if tier is not None:
+            handle = tier.begin_read(key)
+            assert self.bytes[tier.index][handle] == key
+            self.reading.append((tier.index, key, handle))
 
     @precondition(lambda self: self.reading)
     @rule(draw=st.data(), damaged=st.booleans())
@@ -127,27 +121,25 @@ class Transfers(RuleBasedStateMachine):
         tier = self.stack.tiers[index]
         assert self.bytes[index][handle] == key
         is_leaving = key in tier.pending and tier.pending[key].handle == handle
-        self.carry_out(tier.end_read(key, handle, is_damaged=damaged))
+        self.free(index, tier.end_read(key, handle, is_damaged=damaged))
         if damaged and not is_leaving:
             assert not tier.holds(key)
 
-    @precondition(lambda self: any(self.demotions))
+    @precondition(lambda self: any(tier.queue for tier in self.stack.tiers))
     @rule()
     def demote(self):
         """The first queued block of a tier goes into the tier below, if that takes it."""
-        index = next(i for i, count in enumerate(self.demotions) if count)
-        self.demotions[index] -= 1
-        tier = self.stack.tiers[index]
+        tier = next(tier for tier in self.stack.tiers if tier.queue)
         key = tier.queue.popleft()
-        assert self.bytes[index][tier.pending[key].handle] == key
-        if self.begin(index + 1, key):
-            self.stack.end_write(index + 1, key)
-        self.carry_out(self.stack.end_demotion(index, key))
+        assert self.bytes[tier.index][tier.pending[key].handle] == key
+        if self.begin(tier.index + 1, key):
+            self.stack.tiers[tier.index + 1].end_write(key)
+        self.free(tier.index, tier.end_demotion(key))
 
     @rule(tier=st.integers(0, 2))
     def evict(self, tier):
         """One block more leaves, unless all are pinned."""
-        self.carry_out(self.stack.evict_one(tier) or ())
+        self.free(tier, self.stack.tiers[tier].evict_one() or ())
 
     @invariant()
     def every_byte_is_known(self):
@@ -156,7 +148,6 @@ class Transfers(RuleBasedStateMachine):
         for tier, held in zip(self.stack.tiers, self.bytes, strict=True):
             known = {block.payload.handle for key in tier.blocks if (block := tier.blocks.peek(key))}
             assert known | {pending.handle for pending in tier.pending.values()} == set(held)
-            assert len(tier.queue) == self.demotions[tier.index]
         for index, _, handle in self.reading:
             assert handle in self.bytes[index]
 
@@ -198,15 +189,15 @@ def test_tiers_at_once_are_two_stores(operations, sizes, eviction):
 def test_a_full_queue_drops():
     """No request waits: what finds the queue full is freed and counted."""
     stack = stack_of(1, 4, queue=1)
-    commands = []
+    first, unused = stack.tiers[0], []
     for key in range(4):
-        entry, new = stack.begin_write(0, key, SIZE, 0)
+        entry, new = first.begin_write(key, SIZE, 0)
         entry.handle = key
-        stack.end_write(0, key)
-        commands += new
-    assert commands == [Demote(0), Free(0, 1), Free(0, 2)]
-    assert stack.tiers[0].counters.dropped == 2
-    assert stack.tier_of(0) == 0  # still readable on its way down
+        first.end_write(key)
+        unused += new
+    assert (list(first.queue), unused) == ([0], [1, 2])
+    assert first.counters.dropped == 2
+    assert stack.tier_of(0) is first  # still readable on its way down
 
 
 def test_the_pure_part_needs_no_arrays():

@@ -27,10 +27,9 @@ from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import SCALES, DecodeStretch, Moved, Prefilled, Record, TracedRequest, carried_folder
 from mooncake_lab.experiments.cache import plain_rows
 from mooncake_lab.metrics import request_table
+from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving import LiveCluster, LiveOptions, Pacer, WorkerPool
-from mooncake_lab.store.backends import StorageError
-from mooncake_lab.store.backends.mooncake_client import load_wheel
 
 _ANSWER_TOKENS: Final = 48
 """Answer length where a worker is killed: long enough that some requests are still running then."""
@@ -69,7 +68,7 @@ def has_transfer_engine() -> bool:
     """Whether Mooncake's own can be loaded here (extra `mooncake`)."""
     try:
         load_wheel()
-    except StorageError:
+    except MooncakeError:
         return False
     return True
 

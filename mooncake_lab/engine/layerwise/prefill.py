@@ -18,7 +18,7 @@ from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
 from mooncake_lab.engine.roles import PrefillEngine, PrefillResult, Prompt
 from mooncake_lab.engine.sampling import GREEDY, Sampling
-from mooncake_lab.store.tier_writer import BlockWriter
+from mooncake_lab.store.backed_tier import BlockWriter
 from mooncake_lab.store.tiered_store import TieredStore
 
 QUEUE_BYTES: Final = 256 * MIB

@@ -19,12 +19,12 @@ from typing import Final, final
 import numpy as np
 
 from mooncake_lab.engine.kv_layout import Bytes
+from mooncake_lab.net.mooncake_wheel import open_engine
 from mooncake_lab.net.wire import ProtocolError
 from mooncake_lab.serving.messages import RemoteAddress, RemoteWrite
 from mooncake_lab.store.backends import StorageError, StorageFullError
 from mooncake_lab.store.backends.allocation import ExtentAllocator
 from mooncake_lab.store.backends.checksums import checksum
-from mooncake_lab.store.backends.mooncake_client import open_engine
 
 WINDOW_BYTES: Final = 4 * 2**20
 """What a sender asks each receiver for; pieces that are longer are cut."""
@@ -74,7 +74,7 @@ class TransferEngineChannel:
         room_bytes: of that memory, to receive into and to send from.
 
     Raises:
-        StorageError: when the wheel is missing, or the engine does not start.
+        MooncakeError: when the wheel is missing, or the engine does not start.
     """
 
     def __init__(self, room_bytes: int) -> None:

@@ -12,9 +12,10 @@ from typing import Final
 
 from mooncake_lab.core import MIB
 from mooncake_lab.core.process import end_with_parent
+from mooncake_lab.net.mooncake_wheel import MooncakeMaster
 from mooncake_lab.store.backends.base import StorageError
 from mooncake_lab.store.backends.dram import DramBackend
-from mooncake_lab.store.backends.mooncake_client import MooncakeMaster
+from mooncake_lab.store.backends.mooncake import MooncakeClient
 from mooncake_lab.store.backends.remote_server import BlockServer
 
 ERROR: Final = "error: "
@@ -46,7 +47,8 @@ def _lend_dram(capacity_bytes: int, token: bytes) -> None:
 
 def _lend_to_mooncake(capacity_bytes: int) -> None:
     """Run a master and be its only provider of memory; when the master is gone, so is this process."""
-    with MooncakeMaster() as master, master.client(max(capacity_bytes, _LEAST_SEGMENT_BYTES)):
+    segment_bytes = max(capacity_bytes, _LEAST_SEGMENT_BYTES)
+    with MooncakeMaster() as master, MooncakeClient(master.address, segment_bytes):
         _say(master.address)
         while not select.select([sys.stdin], [], [], _LOOK_S)[0]:
             if not master.is_running:

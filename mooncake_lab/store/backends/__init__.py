@@ -13,8 +13,7 @@ from mooncake_lab.store.backends.base import (
     SuspectBlockError,
 )
 from mooncake_lab.store.backends.dram import DramBackend
-from mooncake_lab.store.backends.mooncake import MooncakePool
-from mooncake_lab.store.backends.mooncake_client import MooncakeClient, MooncakeMaster
+from mooncake_lab.store.backends.mooncake import MooncakeClient, MooncakePool
 from mooncake_lab.store.backends.remote import RemoteBackend
 from mooncake_lab.store.backends.remote_server import BlockServer
 from mooncake_lab.store.backends.ssd import SsdBackend
@@ -28,7 +27,6 @@ __all__ = [
     "DramBackend",
     "FolderInUseError",
     "MooncakeClient",
-    "MooncakeMaster",
     "MooncakePool",
     "RemoteBackend",
     "Reservation",

@@ -4,14 +4,11 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
-from typing import TypeVar, cast
+from typing import cast
 
 import xxhash
 
 from mooncake_lab.store.backends.base import Buffer, Bytes, flat
-
-_Mine = TypeVar("_Mine")
-_Other = TypeVar("_Other")
 
 
 def checksums(layers: Sequence[Bytes], seed: int) -> list[int]:
@@ -42,37 +39,14 @@ def layer_runs(sizes: Sequence[int], max_bytes: int) -> Iterator[slice]:
         yield slice(start, len(sizes))
 
 
-def run_concurrently(
-    helpers: Executor, other: Callable[[], _Other], mine: Callable[[], _Mine]
-) -> tuple[_Other, _Mine]:
-    """The results of both: `other` runs on a helper thread while `mine` runs here.
-
-    Neither runs any more when this returns or raises, so that no thread touches buffers that were given back. If
-    no helper has begun `other` when `mine` ends, the caller runs it.
-    """
-    begun = Future[_Other]()
-
-    def help_out() -> None:
-        if begun.set_running_or_notify_cancel():
-            try:
-                begun.set_result(other())
-            except BaseException as error:  # noqa: BLE001  # the caller raises it
-                begun.set_exception(error)
-
-    with contextlib.suppress(RuntimeError):  # the helpers were shut down
-        helpers.submit(help_out)
-    try:
-        done = mine()
-        return (other() if begun.cancel() else begun.result()), done
-    finally:
-        while not (begun.cancel() or begun.done()):  # an interrupt must not leave a helper at the caller's buffers
-            with contextlib.suppress(KeyboardInterrupt):
-                wait([begun])
-
-
 def run_all(helpers: Executor, tasks: Iterable[Callable[[], None]]) -> None:
-    """Run each task once, here or on a helper thread; after one that raised, no other begins."""
+    """Run each task once, here or on a helper thread; after one that raised, no other begins.
+
+    No task runs any more when this returns or raises, so that no thread touches buffers that were given back. If
+    no helper has begun when the caller finds nothing left to do, it does not wait for one.
+    """
     left = deque(tasks)
+    helped = Future[None]()
 
     def work() -> None:
         while True:
@@ -86,4 +60,20 @@ def run_all(helpers: Executor, tasks: Iterable[Callable[[], None]]) -> None:
                 left.clear()
                 raise
 
-    run_concurrently(helpers, work, work)
+    def help_out() -> None:
+        if helped.set_running_or_notify_cancel():
+            try:
+                helped.set_result(work())
+            except BaseException as error:  # noqa: BLE001  # the caller raises it
+                helped.set_exception(error)
+
+    with contextlib.suppress(RuntimeError):  # the helpers were shut down
+        helpers.submit(help_out)
+    try:
+        work()
+        if not helped.cancel():
+            helped.result()
+    finally:
+        while not (helped.cancel() or helped.done()):  # an interrupt must not leave a helper at the buffers
+            with contextlib.suppress(KeyboardInterrupt):
+                wait([helped])

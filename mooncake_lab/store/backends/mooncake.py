@@ -4,10 +4,12 @@ import errno
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Final, final
+from typing import Any, Final, Self, final
 
 import numpy as np
 
+from mooncake_lab.core import MIB
+from mooncake_lab.net.mooncake_wheel import load_wheel
 from mooncake_lab.store.backends.base import (
     BlockExistsError,
     BlockNotFoundError,
@@ -16,15 +18,58 @@ from mooncake_lab.store.backends.base import (
     CopyingBackend,
     DamagedBlockError,
     Reservation,
+    StorageError,
+    StorageFullError,
     check_block,
     check_buffers,
     check_commit,
     check_fingerprint,
 )
 from mooncake_lab.store.backends.checksums import checksum_seed, checksums
-from mooncake_lab.store.backends.mooncake_client import MooncakeClient, error_of
 
 _SUM_BYTES: Final = 8
+_NO_SPACE: Final = -200
+_NOT_READY: Final = -703
+_NOT_FOUND: Final = -704
+_EXISTS: Final = -705
+
+
+@final
+class MooncakeClient:
+    """This process in a Mooncake Store: it lends a segment of its memory, and reads and writes all segments.
+
+    A process should have one; several pools may use it. Close it before its master ends. Mutable: a connection.
+
+    Args:
+        master: address of the master.
+        segment_bytes: memory that it lends; 0 lends nothing, otherwise at least 16 MiB.
+
+    Raises:
+        StorageError: when the master cannot be reached.
+        MooncakeError: when the wheel is missing.
+    """
+
+    def __init__(self, master: str, segment_bytes: int) -> None:
+        wheel = load_wheel()
+        self.api: Any = wheel.MooncakeDistributedStore()
+        """Mooncake's own interface."""
+        self._is_open = True
+        code = self.api.setup("127.0.0.1", "P2PHANDSHAKE", segment_bytes, 16 * MIB, "tcp", "", master)
+        if code:
+            self.close()
+            raise StorageError(f"the Mooncake master at {master} cannot be joined: code {code}")
+
+    def close(self) -> None:
+        """Leave the store and take the segment back. Closing twice is allowed."""
+        if self._is_open:
+            self._is_open = False
+            self.api.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
 
 
 @final
@@ -117,7 +162,7 @@ class MooncakePool(CopyingBackend):
             content[block.size_bytes :] = np.array(sums, np.uint64).view(np.uint8)
             code = self._api.put_from(self._object(block), content.ctypes.data, content.nbytes)
             if code:
-                raise error_of(code, self.name, block)
+                raise _error_of(code, self.name, block)
             with self._lock:
                 del self._open[block]
 
@@ -127,7 +172,7 @@ class MooncakePool(CopyingBackend):
         content = np.empty(self.footprint_bytes(reservation.key, reservation.layer_bytes), np.uint8)
         found = self._api.get_into(self._object(reservation), content.ctypes.data, content.nbytes)
         if found < 0:
-            raise error_of(found, self.name, reservation)
+            raise _error_of(found, self.name, reservation)
         wanted = slice(first_layer, first_layer + len(arrays))
         views = self._views(content)[wanted]
         sums = content[reservation.size_bytes :].view(np.uint64).tolist()[wanted]
@@ -142,7 +187,7 @@ class MooncakePool(CopyingBackend):
             with self._lock:
                 was_open = self._open.pop(block, None)
             if was_open is None and (code := self._api.remove(self._object(block), True)):
-                raise error_of(code, self.name, block)
+                raise _error_of(code, self.name, block)
 
     def blocks(self) -> Iterator[Reservation]:
         """None: Mooncake lists no objects, and `find` tells which it has."""
@@ -179,3 +224,15 @@ class MooncakePool(CopyingBackend):
 
     def _object(self, block: Reservation) -> str:
         return f"{self._prefix}/{block.key.hex()}"
+
+
+def _error_of(code: int, store: str, block: Reservation) -> StorageError | OSError:
+    """Mooncake's code as the error of a backend of that name."""
+    name = f"block {block.key.hex()}"
+    if code == _NO_SPACE:
+        return StorageFullError(f"{store} has no space for {name} of {block.size_bytes} bytes")
+    if code == _EXISTS:
+        return BlockExistsError(f"another client holds {name} in {store} already")
+    if code in (_NOT_FOUND, _NOT_READY):
+        return BlockNotFoundError(f"{store} has {name} no more: its provider is gone, or it was removed")
+    return OSError(errno.EIO, f"{store} cannot move {name}: Mooncake's code {code}")

@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -26,7 +26,7 @@ from mooncake_lab.store.backends.base import (
     check_buffers,
     check_fingerprint,
 )
-from mooncake_lab.store.backends.checksums import checksums, layer_runs, run_all, run_concurrently
+from mooncake_lab.store.backends.checksums import checksums, layer_runs, run_all
 from mooncake_lab.store.backends.ssd_slab import (
     ALIGNMENT_BYTES,
     BeforeOperation,
@@ -124,8 +124,9 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
         self._committing = threading.Lock()  # one commit at a time, while readers go on
         self._failed_syncs = 0
         self._written: dict[bytes, _Written] = {}
-        self._freed: list[Reservation] = []  # blocks whose space the next commit lets be used again
-        self._uncleared: list[Reservation] = []  # those of them whose header is still to be overwritten
+        self._freed: dict[
+            Reservation, bool
+        ] = {}  # by block whose space is not used again yet: is its header gone?
         self._is_open = True
         self._seed = seed_of(fingerprint)
         with contextlib.ExitStack() as undo:
@@ -170,8 +171,8 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
     def write(self, reservation: Reservation, layers: Sequence[Buffer], *, first_layer: int = 0) -> None:
         """Write layers into the slab; for its errors see `StorageBackend.write`.
 
-        Where there are many bytes, a helper takes all checksums and then writes the first quarter of the layers,
-        while the caller writes the others.
+        Where there are many bytes, one thread takes all checksums and then writes the first quarter of the layers,
+        while another one writes the others.
         """
         arrays = check_buffers(reservation, layers, first_layer)
         with self._lock:
@@ -179,19 +180,19 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
             unknown = _Written([0] * len(reservation.layer_bytes), self._failed_syncs)
             written = self._written.setdefault(reservation.key, unknown)
             self._check_synced(reservation)
-        if sum([array.nbytes for array in arrays]) <= _ALONE_BYTES:
-            self._slab.write(layer_offset(reservation, first_layer), arrays)
-            sums = checksums(arrays, self._seed)
-        else:
-            cut = len(arrays) // 4
-            sums, _ = run_concurrently(
-                self._helpers,
-                lambda: self._write_and_sum(reservation, arrays, first_layer, cut),
-                lambda: self._slab.write(layer_offset(reservation, first_layer + cut), arrays[cut:]),
-            )
-        with self._lock:
-            written.checksums[first_layer : first_layer + len(arrays)] = sums
-            self._mark_written(reservation, first_layer, len(arrays))
+        is_long = sum([array.nbytes for array in arrays]) > _ALONE_BYTES
+        cut = len(arrays) // 4 if is_long else 0
+
+        def write_others() -> None:
+            self._slab.write(layer_offset(reservation, first_layer + cut), arrays[cut:])
+
+        def take_checksums_and_write_first() -> None:
+            written.checksums[first_layer : first_layer + len(arrays)] = checksums(arrays, self._seed)
+            if cut:
+                self._slab.write(layer_offset(reservation, first_layer), arrays[:cut])
+
+        self._run([write_others, take_checksums_and_write_first], is_long=is_long)
+        self._mark_written(reservation, first_layer, len(arrays))
 
     def commit(self, *reservations: Reservation) -> None:
         """Write the headers and sync the blocks; for its errors see `StorageBackend.commit`."""
@@ -225,11 +226,7 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
         reads = [
             partial(self._read_run, reservation, start + offset, arrays[run], sums[run]) for run, offset in runs
         ]
-        if len(reads) > _ALONE_RUNS:
-            run_all(self._helpers, reads)
-            return
-        for read in reads:
-            read()
+        self._run(reads, is_long=len(reads) > _ALONE_RUNS)
 
     def free(self, *reservations: Reservation) -> None:
         """Release the space of blocks; for its errors see `StorageBackend.free`.
@@ -243,11 +240,8 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
                 if written is None or not written.has_header:
                     self._extents.give(reservation.offset_bytes, _footprint(reservation))
                     continue
-                self._freed.append(reservation)
-                try:
-                    clear_header(self._slab, reservation)
-                except OSError:  # it is tried again before the space is used again
-                    self._uncleared.append(reservation)
+                self._freed[reservation] = False  # first: an interrupt may end the next line
+                self._freed[reservation] = self._clear(reservation)
 
     def close(self) -> None:
         """Let other processes have the folder, when no thread uses it any more."""
@@ -261,21 +255,20 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
             self._clear_freed()  # freed blocks that the next process finds are still right
 
     def _clear_freed(self) -> None:
-        """Overwrite the headers of freed blocks, and let their space be used again.
-
-        A header that cannot be overwritten keeps its own space out of use; the next call tries again.
-        """
+        """Let the space of freed blocks be used again, but not where the header cannot be overwritten even now."""
         with self._lock:
-            uncleared = list[Reservation]()
-            for block in self._uncleared:
-                try:
-                    clear_header(self._slab, block)
-                except OSError:
-                    uncleared.append(block)
-            for block in self._freed:
-                if block not in uncleared:
+            for block, is_cleared in list(self._freed.items()):
+                if is_cleared or self._clear(block):
+                    del self._freed[block]
                     self._extents.give(block.offset_bytes, _footprint(block))
-            self._freed, self._uncleared = list(uncleared), uncleared
+
+    def _clear(self, block: Reservation) -> bool:
+        """Overwrite the header of a freed block; false where the device fails, so that it is to be tried again."""
+        try:
+            clear_header(self._slab, block)
+        except OSError:
+            return False
+        return True
 
     def _check_synced(self, *reservations: Reservation) -> None:
         """Refuse blocks whose first write came before a failed sync.
@@ -290,14 +283,13 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
                     " free it and write it anew"
                 )
 
-    def _write_and_sum(
-        self, block: Reservation, layers: Sequence[Bytes], first_layer: int, count: int
-    ) -> list[int]:
-        """Take the checksums of all layers, and write the first ones."""
-        sums = checksums(layers, self._seed)
-        if count:
-            self._slab.write(layer_offset(block, first_layer), layers[:count])
-        return sums
+    def _run(self, tasks: Sequence[Callable[[], None]], *, is_long: bool) -> None:
+        """Carry out transfers, with a helper where they take longer than it takes to wake up."""
+        if is_long:
+            run_all(self._helpers, tasks)
+            return
+        for task in tasks:
+            task()
 
     def _read_run(
         self, block: Reservation, offset_bytes: int, layers: Sequence[Bytes], sums: Sequence[int]

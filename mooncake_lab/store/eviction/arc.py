@@ -4,10 +4,10 @@ from collections import OrderedDict
 from collections.abc import Set as AbstractSet
 
 from mooncake_lab.core import BlockKey
-from mooncake_lab.store.eviction.policy import NOTHING_SPARED, NothingToEvictError
+from mooncake_lab.store.eviction.policy import NOTHING_SPARED, NothingToEvictError, QueuedPolicy
 
 
-class ARC:
+class ARC(QueuedPolicy):
     """Adaptive replacement (Megiddo and Modha, FAST'03); not in the Mooncake papers.
 
     Remembers as many evicted keys as it holds blocks. A miss on a remembered key says which of the two lists
@@ -26,6 +26,7 @@ class ARC:
         self._capacity = capacity_blocks
         self._once: OrderedDict[BlockKey, None] = OrderedDict()  # T1; all lists: least recently used first
         self._again: OrderedDict[BlockKey, None] = OrderedDict()  # T2
+        super().__init__(self._once, self._again)
         self._once_ghosts: OrderedDict[BlockKey, None] = OrderedDict()  # B1
         self._again_ghosts: OrderedDict[BlockKey, None] = OrderedDict()  # B2
         self._once_target = 0.0  # p
@@ -49,7 +50,8 @@ class ARC:
         (self._again if remembered else self._once)[key] = None
         while self._once_ghosts and len(self._once) + len(self._once_ghosts) > self._capacity:
             self._once_ghosts.popitem(last=False)
-        while self._again_ghosts and len(self) + self._ghosts() > 2 * self._capacity:
+        lists = (self._once, self._again, self._once_ghosts, self._again_ghosts)
+        while self._again_ghosts and sum(map(len, lists)) > 2 * self._capacity:
             self._again_ghosts.popitem(last=False)
 
     def victim(
@@ -70,19 +72,6 @@ class ARC:
                     ghosts[key] = None
                     return key
         raise NothingToEvictError(len(self))
-
-    def remove(self, key: BlockKey, /) -> None:
-        """Forget the key without remembering it."""
-        del (self._once if key in self._once else self._again)[key]
-
-    def __contains__(self, key: object, /) -> bool:
-        return key in self._once or key in self._again
-
-    def __len__(self) -> int:
-        return len(self._once) + len(self._again)
-
-    def _ghosts(self) -> int:
-        return len(self._once_ghosts) + len(self._again_ghosts)
 
     def _adapt(self, incoming: BlockKey) -> None:
         """Move the target once for each newcomer, before the lists change on its behalf."""

@@ -4,16 +4,17 @@ from collections import OrderedDict
 from collections.abc import Set as AbstractSet
 
 from mooncake_lab.core import BlockKey
-from mooncake_lab.store.eviction.policy import NOTHING_SPARED, NothingToEvictError
+from mooncake_lab.store.eviction.policy import NOTHING_SPARED, NothingToEvictError, QueuedPolicy
 
 
-class FIFO:
+class FIFO(QueuedPolicy):
     """Evicts the oldest key. A hit changes nothing, so a lookup needs no lock: the cheapest policy to run."""
 
     __slots__ = ("_order",)
 
     def __init__(self) -> None:
         self._order: OrderedDict[BlockKey, None] = OrderedDict()  # oldest first
+        super().__init__(self._order)
 
     def touch(self, key: BlockKey, /) -> None:
         """Change nothing."""
@@ -33,16 +34,6 @@ class FIFO:
                 del self._order[key]
                 return key
         raise NothingToEvictError(len(self))
-
-    def remove(self, key: BlockKey, /) -> None:
-        """Forget the key."""
-        del self._order[key]
-
-    def __contains__(self, key: object, /) -> bool:
-        return key in self._order
-
-    def __len__(self) -> int:
-        return len(self._order)
 
 
 class LRU(FIFO):

@@ -2,16 +2,15 @@
 
 from collections import OrderedDict
 from collections.abc import Set as AbstractSet
-from itertools import chain
 
 from mooncake_lab.core import BlockKey
-from mooncake_lab.store.eviction.policy import NOTHING_SPARED, NothingToEvictError
+from mooncake_lab.store.eviction.policy import NOTHING_SPARED, QueuedPolicy
 
 _MOST_USES_COUNTED = 3
 _USES_TO_STAY = 2
 
 
-class S3FIFO:
+class S3FIFO(QueuedPolicy):
     """Three FIFO queues: small, main and ghost (Yang et al., SOSP'23); not in the Mooncake papers.
 
     A new block enters the small queue, a tenth of the capacity. After two hits there it moves to the main queue.
@@ -50,6 +49,7 @@ class S3FIFO:
         self._ghost_capacity = int((1 - small_share) * capacity_blocks)
         self._small: OrderedDict[BlockKey, int] = OrderedDict()  # key to uses after the first; oldest first
         self._main: OrderedDict[BlockKey, int] = OrderedDict()
+        super().__init__(self._small, self._main)
         self._ghosts: OrderedDict[BlockKey, None] = OrderedDict()
         self._fills_main = fill_main_first
         self._returning: BlockKey | None = None  # a remembered key on its way in
@@ -75,8 +75,7 @@ class S3FIFO:
 
         A spared block is in use, and treated as wanted.
         """
-        if not self or (spared and all(key in spared for key in chain(self._small, self._main))):
-            raise NothingToEvictError(len(self))
+        self._check_victim(spared)
         self._fills_main = False
         if incoming is not None:
             self._recall(incoming)
@@ -84,16 +83,6 @@ class S3FIFO:
             chosen = self._from_main(spared) if self._main_is_next(spared) else self._from_small(spared)
             if chosen is not None:
                 return chosen
-
-    def remove(self, key: BlockKey, /) -> None:
-        """Forget the key without remembering it."""
-        del (self._small if key in self._small else self._main)[key]
-
-    def __contains__(self, key: object, /) -> bool:
-        return key in self._small or key in self._main
-
-    def __len__(self) -> int:
-        return len(self._small) + len(self._main)
 
     def _recall(self, incoming: BlockKey) -> None:
         """Take a returning key out of the ghosts before an eviction can push it out of them."""

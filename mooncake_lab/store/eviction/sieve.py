@@ -2,13 +2,12 @@
 
 from collections import OrderedDict
 from collections.abc import Set as AbstractSet
-from itertools import chain
 
 from mooncake_lab.core import BlockKey
-from mooncake_lab.store.eviction.policy import NOTHING_SPARED, NothingToEvictError
+from mooncake_lab.store.eviction.policy import NOTHING_SPARED, QueuedPolicy
 
 
-class SIEVE:
+class SIEVE(QueuedPolicy):
     """Evicts the first block under its hand without a hit since the hand last passed (Zhang et al., NSDI'24).
 
     Mooncake's Transfer Engine keeps its connections with it (FAST'25 §4.3); its store does not. The queue is held
@@ -20,6 +19,7 @@ class SIEVE:
     def __init__(self) -> None:
         self._behind: OrderedDict[BlockKey, bool] = OrderedDict()  # key to hit or not; oldest first
         self._ahead: OrderedDict[BlockKey, bool] = OrderedDict()  # empty only when there is no key at all
+        super().__init__(self._ahead, self._behind)
 
     def touch(self, key: BlockKey, /) -> None:
         """Mark the key as hit."""
@@ -33,8 +33,7 @@ class SIEVE:
         self, _incoming: BlockKey | None = None, spared: AbstractSet[BlockKey] = NOTHING_SPARED, /
     ) -> BlockKey:
         """Forget and return the first unhit key the hand meets, clearing marks (but not of the spared)."""
-        if not self or (spared and all(key in spared for key in chain(self._ahead, self._behind))):
-            raise NothingToEvictError(len(self))
+        self._check_victim(spared)
         while True:
             key, hit = self._ahead.popitem(last=False)
             if key in spared:
@@ -47,14 +46,8 @@ class SIEVE:
 
     def remove(self, key: BlockKey, /) -> None:
         """Forget the key; the hand stays where it is."""
-        del (self._ahead if key in self._ahead else self._behind)[key]
+        super().remove(key)
         self._wrap()
-
-    def __contains__(self, key: object, /) -> bool:
-        return key in self._ahead or key in self._behind
-
-    def __len__(self) -> int:
-        return len(self._ahead) + len(self._behind)
 
     def _wrap(self) -> None:
         """Start again from the oldest key when the hand has met the newest."""

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mooncake_lab.store.backends.checksums import run_all, run_concurrently
+from mooncake_lab.store.backends.checksums import run_all
 
 
 @pytest.fixture
@@ -20,27 +20,28 @@ def test_a_helper_that_does_not_come_is_not_waited_for(helpers):
     over, begun = threading.Event(), threading.Event()
     helpers.submit(lambda: (begun.set(), over.wait(30)))
     assert begun.wait(30)
-    assert run_concurrently(helpers, threading.get_ident, threading.get_ident) == (threading.get_ident(),) * 2
+    ran = []
+    run_all(helpers, [lambda: ran.append(threading.get_ident())] * 2)
+    assert ran == [threading.get_ident()] * 2
     over.set()
 
 
-@pytest.mark.parametrize("who", ["other", "mine"])
+@pytest.mark.parametrize("who", ["helper", "caller"])
 def test_an_error_waits_for_the_other_one(helpers, who):
     """Whoever fails, neither runs any more when the error arrives: buffers may be given back."""
+    caller = threading.get_ident()
     ended, begun = [], threading.Event()
 
-    def fail():
-        begun.wait(30)
-        raise OSError("injected")
-
-    def work():
+    def task():
+        if (threading.get_ident() == caller) == (who == "caller"):
+            begun.wait(30)
+            raise OSError("injected")
         begun.set()
         threading.Event().wait(0.1)
         ended.append(True)
 
-    parts = (fail, work) if who == "other" else (work, fail)
     with pytest.raises(OSError, match="injected"):
-        run_concurrently(helpers, *parts)
+        run_all(helpers, [task, task])
     assert ended == [True]
 
 
@@ -69,6 +70,6 @@ def test_what_could_not_be_started_never_runs_late():
 
     queued = []
     with NoThreads(1) as helpers:
-        assert run_concurrently(helpers, lambda: done.append("other"), lambda: done.append("mine")) == (None, None)
+        run_all(helpers, [lambda: done.append("first"), lambda: done.append("second")])
     queued[0]()
-    assert sorted(done) == ["mine", "other"]
+    assert done == ["first", "second"]

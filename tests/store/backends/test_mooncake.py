@@ -12,16 +12,15 @@ import time
 import numpy as np
 import pytest
 
+from mooncake_lab.net.mooncake_wheel import MooncakeError, MooncakeMaster, load_wheel
 from mooncake_lab.store.backends import (
     BlockExistsError,
     BlockNotFoundError,
     DamagedBlockError,
     DramBackend,
-    MooncakeMaster,
+    MooncakeClient,
     MooncakePool,
-    StorageError,
 )
-from mooncake_lab.store.backends.mooncake_client import load_wheel
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 LAYERS = (300, 500)
@@ -30,7 +29,7 @@ LAYERS = (300, 500)
 def _missing():
     try:
         load_wheel()
-    except StorageError as error:
+    except MooncakeError as error:
         return str(error)
     return ""
 
@@ -41,8 +40,8 @@ pytestmark = pytest.mark.skipif(bool(_missing()), reason=_missing())
 @pytest.fixture(scope="module")
 def client():
     """A process may have one client; both pools of a test share it."""
-    with MooncakeMaster() as master:
-        yield master.client(16 * 2**20)
+    with MooncakeMaster() as master, MooncakeClient(master.address, 16 * 2**20) as client:
+        yield client
 
 
 def pool_of(client, fingerprint=b"model"):
@@ -129,9 +128,10 @@ def test_a_block_that_this_client_stored_does_not_leave_when_it_is_found(client)
 
 ENDING = """
 import os, signal, subprocess, time
-from mooncake_lab.store.backends import MooncakeMaster, MooncakePool
+from mooncake_lab.net.mooncake_wheel import MooncakeMaster
+from mooncake_lab.store.backends import MooncakeClient, MooncakePool
 master = MooncakeMaster()
-pool = MooncakePool(master.client(16 * 2**20), 2**20, [3], fingerprint=b"m")
+pool = MooncakePool(MooncakeClient(master.address, 16 * 2**20), 2**20, [3], fingerprint=b"m")
 block = pool.reserve(b"k", [3])
 pool.write(block, [b"abc"])
 pool.commit(block)
@@ -190,5 +190,5 @@ def test_what_is_missing_is_said_with_how_to_install_it(monkeypatch, error, said
 
     monkeypatch.setattr(importlib, "import_module", refuse)
     monkeypatch.setitem(os.environ, "MC_LOG_LEVEL", "ERROR")
-    with pytest.raises(StorageError, match=said):
+    with pytest.raises(MooncakeError, match=said):
         load_wheel()

@@ -1,8 +1,7 @@
-"""Mooncake's own wheel (extra `mooncake`): its master, the one client of a process, and its Transfer Engine."""
+"""Mooncake's own wheel (extra `mooncake`): how it is loaded, its master, and its Transfer Engine."""
 
 import contextlib
 import ctypes
-import errno
 import importlib
 import os
 import socket
@@ -12,20 +11,8 @@ import time
 from pathlib import Path
 from typing import Any, Final, Self, final
 
-from mooncake_lab.core import MIB
-from mooncake_lab.store.backends.base import (
-    BlockExistsError,
-    BlockNotFoundError,
-    Bytes,
-    Reservation,
-    StorageError,
-    StorageFullError,
-)
+from mooncake_lab.net.wire import Bytes
 
-NO_SPACE: Final = -200
-NOT_READY: Final = -703
-NOT_FOUND: Final = -704
-EXISTS: Final = -705
 _HOST: Final = "127.0.0.1"
 _LEASE_MS: Final = 10_000
 """How long an object that is read stays; a read that takes longer fails. It is Mooncake's default."""
@@ -38,21 +25,24 @@ _SILENT: Final = 4
 """Above glog's highest level, FATAL = 3."""
 
 
+class MooncakeError(ConnectionError):
+    """Mooncake's wheel cannot be loaded, or one of its parts does not start."""
+
+
 @final
 class MooncakeMaster:
     """A running `mooncake_master`: the index of a Mooncake Store (FAST'25 §3.2), without etcd. A context manager.
 
-    It ends with this process in every case. Close clients first: without their master they take ten seconds to
+    It ends with this process in every case. Close its clients first: without their master they take ten seconds to
     close. Mutable: it owns a process.
 
     Raises:
-        StorageError: when the wheel is missing, or the master does not answer in time.
+        MooncakeError: when the wheel is missing, or the master does not answer in time.
     """
 
     def __init__(self) -> None:
         load_wheel()  # says what is missing
         self._port = _free_port()
-        self._clients: list[MooncakeClient] = []
         options = {
             "rpc_address": _HOST,
             "rpc_port": self._port,
@@ -85,16 +75,8 @@ class MooncakeMaster:
             return True
         return False
 
-    def client(self, segment_bytes: int) -> "MooncakeClient":
-        """A client of it, which is closed before it stops."""
-        made = MooncakeClient(self.address, segment_bytes)
-        self._clients.append(made)
-        return made
-
     def stop(self) -> None:
-        """Close its clients and end it. Stopping twice is allowed."""
-        while self._clients:
-            self._clients.pop().close()
+        """End it. Stopping twice is allowed."""
         assert self._process.stdin is not None  # noqa: S101  # it was asked for
         self._process.stdin.close()
         try:
@@ -111,69 +93,19 @@ class MooncakeMaster:
 
     def _await_start(self) -> None:
         ends_s = time.monotonic() + _START_S
-        while time.monotonic() < ends_s:
+        while not self.is_running:
             if self._process.poll() is not None:
-                raise StorageError(f"mooncake_master ended at once with status {self._process.returncode}")
-            with contextlib.suppress(OSError), socket.create_connection((_HOST, self._port), 1):
-                return
+                raise MooncakeError(f"mooncake_master ended at once with status {self._process.returncode}")
+            if time.monotonic() > ends_s:
+                raise MooncakeError(f"mooncake_master does not answer on port {self._port} after {_START_S:g} s")
             time.sleep(0.02)
-        raise StorageError(f"mooncake_master does not answer on port {self._port} after {_START_S:g} s")
-
-
-@final
-class MooncakeClient:
-    """This process in a Mooncake Store: it lends a segment of its memory, and reads and writes all segments.
-
-    A process should have one; several pools may use it. Close it before its master ends. Mutable: a connection.
-
-    Args:
-        master: address of the master.
-        segment_bytes: memory that it lends; 0 lends nothing, otherwise at least 16 MiB.
-
-    Raises:
-        StorageError: when the wheel is missing, or the master cannot be reached.
-    """
-
-    def __init__(self, master: str, segment_bytes: int) -> None:
-        wheel = load_wheel()
-        self.api: Any = wheel.MooncakeDistributedStore()
-        """Mooncake's own interface."""
-        self._is_open = True
-        code = self.api.setup(_HOST, "P2PHANDSHAKE", segment_bytes, 16 * MIB, "tcp", "", master)
-        if code:
-            self.close()
-            raise StorageError(f"the Mooncake master at {master} cannot be joined: code {code}")
-
-    def close(self) -> None:
-        """Leave the store and take the segment back. Closing twice is allowed."""
-        if self._is_open:
-            self._is_open = False
-            self.api.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-
-def error_of(code: int, store: str, block: Reservation) -> StorageError | OSError:
-    """Mooncake's code as the error of a backend of that name."""
-    name = f"block {block.key.hex()}"
-    if code == NO_SPACE:
-        return StorageFullError(f"{store} has no space for {name} of {block.size_bytes} bytes")
-    if code == EXISTS:
-        return BlockExistsError(f"another client holds {name} in {store} already")
-    if code in (NOT_FOUND, NOT_READY):
-        return BlockNotFoundError(f"{store} has {name} no more: its provider is gone, or it was removed")
-    return OSError(errno.EIO, f"{store} cannot move {name}: Mooncake's code {code}")
 
 
 def open_engine(area: Bytes) -> Any:
     """A Transfer Engine of this process that may read and write `area`; peers connect without a directory.
 
     Raises:
-        StorageError: when the wheel cannot be loaded, or the engine does not start.
+        MooncakeError: when the wheel cannot be loaded, or the engine does not start.
     """
     load_wheel()  # says what is missing, and keeps its log quiet
     from mooncake.engine import TransferEngine  # pyright: ignore[reportMissingTypeStubs]
@@ -184,7 +116,7 @@ def open_engine(area: Bytes) -> Any:
         ("register memory", engine.register_memory(area.ctypes.data, area.nbytes)),
     ):
         if code:
-            raise StorageError(f"Mooncake's Transfer Engine cannot {step}: code {code}")
+            raise MooncakeError(f"Mooncake's Transfer Engine cannot {step}: code {code}")
     return engine
 
 
@@ -192,19 +124,19 @@ def load_wheel() -> Any:
     """The module `mooncake.store`, with its log silenced unless MC_LOG_LEVEL asks for more than ERROR.
 
     Raises:
-        StorageError: when the wheel or one of its system libraries is missing, with how to install it.
+        MooncakeError: when the wheel or one of its system libraries is missing, with how to install it.
     """
     level = os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     was_loaded = "mooncake.store" in sys.modules
     try:
         module = importlib.import_module("mooncake.store")
     except ModuleNotFoundError as error:
-        raise StorageError(
+        raise MooncakeError(
             "Mooncake Store needs its wheel, which has Linux builds for Python 3.11 and 3.12:"
             " in the repository, pip install '.[mooncake]'"
         ) from error
     except ImportError as error:
-        raise StorageError(
+        raise MooncakeError(
             f"Mooncake's wheel finds a system library missing ({error}); on Debian or Ubuntu: {_INSTALL}"
         ) from error
     if level == "ERROR" and not was_loaded:
