@@ -66,8 +66,6 @@ class BlockStore(Generic[Payload]):
         ValueError: when the capacity is negative, or the policy already holds keys.
     """
 
-    __slots__ = ("_blocks", "_pins", "_policy", "capacity_bytes", "pinned_bytes", "used_bytes")
-
     def __init__(self, capacity_bytes: int, policy: EvictionPolicy) -> None:
         if capacity_bytes < 0:
             raise ValueError(f"a store of {capacity_bytes} bytes; at least 0 are needed")

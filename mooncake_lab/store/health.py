@@ -56,8 +56,6 @@ class CircuitBreaker:
     until one succeeds. It has no clock; it counts operations.
     """
 
-    __slots__ = ("_failures", "_patience", "_refused", "_what", "errors", "reason")
-
     def __init__(self, what: str, *, patience: int) -> None:
         self._what = what
         self._patience = patience

@@ -30,8 +30,6 @@ class PrefixIndex:
     for one thread.
     """
 
-    __slots__ = ("_alive", "_holders", "_members", "_shared")
-
     def __init__(self) -> None:
         self._members: list[Membership | None] = []  # by bit; None where the instance was dropped
         self._alive = 0
@@ -96,7 +94,18 @@ class PrefixIndex:
 
     def matches(self, keys: Sequence[BlockKey]) -> list[int]:
         """How many leading blocks of a prompt each instance holds, in the order of `instances`."""
-        found = self._walk(keys)
+        found = [0] * len(self._members)
+        holders, shared, mask, depth = self._holders, self._shared, self._alive, 0
+        for key in keys:
+            held = holders.get(key, 0)
+            still = mask if held & shared else mask & held
+            if still != mask:
+                _note(found, mask ^ still, depth)
+                mask = still
+                if not mask:
+                    break
+            depth += 1
+        _note(found, mask, depth)
         if None in self._members:
             return [depth for depth, member in zip(found, self._members, strict=True) if member is not None]
         return found
@@ -120,24 +129,9 @@ class PrefixIndex:
                 return member
         raise KeyError(f"instance {instance!r} is not in the index; there are {list(self.instances)}")
 
-    def _walk(self, keys: Sequence[BlockKey]) -> list[int]:
-        """The leading blocks of each bit; a bit that left the mask keeps the depth at which it did."""
-        found = [0] * len(self._members)
-        holders, shared, mask, depth = self._holders, self._shared, self._alive, 0
-        for key in keys:
-            held = holders.get(key, 0)
-            still = mask if held & shared else mask & held
-            if still != mask:
-                _note(found, mask ^ still, depth)
-                mask = still
-                if not mask:
-                    return found
-            depth += 1
-        _note(found, mask, depth)
-        return found
-
 
 def _note(found: list[int], bits: int, depth: int) -> None:
+    """Record how deep these bits came, which leave the mask there."""
     while bits:
         lowest = bits & -bits
         found[lowest.bit_length() - 1] = depth

@@ -132,8 +132,14 @@ class TieredStore:
         block: BlockWriter | None = None
         try:
             with Uninterrupted():
-                block = self._open(key, layer_bytes, position)
-            return block  # noqa: TRY300, RET504  # inside, so that an interrupt here is caught too
+                for tier in self._tiers:
+                    with self._lock:
+                        if any(each.is_taken(key) for each in self._stack.tiers):
+                            break
+                    block = tier.open(key, layer_bytes, position)
+                    if block is not None:
+                        break
+            return block  # noqa: TRY300  # inside, so that an interrupt here is caught too
         except BaseException:  # an interrupt: the caller does not get the block
             if block is not None:
                 block.abandon()
@@ -287,13 +293,3 @@ class TieredStore:
             }
         if asked:
             pool.ask(asked)
-
-    def _open(self, key: bytes, layer_bytes: Sequence[int], position: int) -> BlockWriter | None:
-        for tier in self._tiers:
-            with self._lock:
-                if self._stack.is_taken(key):
-                    return None
-            block = tier.open(key, layer_bytes, position)
-            if block is not None:
-                return block
-        return None

@@ -337,14 +337,9 @@ class Tier(Generic[Handle]):
 class TierStack(Generic[Handle]):
     """Tiers, the fastest first; a new block goes into the first one that takes it. Mutable.
 
-    Args:
-        specs: the fastest first.
-
     Raises:
         ValueError: when there are none.
     """
-
-    __slots__ = ("tiers",)
 
     def __init__(self, specs: Sequence[TierSpec]) -> None:
         if not specs:
@@ -360,10 +355,6 @@ class TierStack(Generic[Handle]):
     def match_prefix(self, keys: Iterable[BlockKey]) -> int:
         """How many of these keys are held, in any tier, before the first that is not; changes nothing."""
         return sum(1 for _ in takewhile(self.tier_of, keys))
-
-    def is_taken(self, key: BlockKey) -> bool:
-        """Whether any tier has the block or is being written."""
-        return any(tier.is_taken(key) for tier in self.tiers)
 
     def is_taken_above(self, key: BlockKey, index: int) -> bool:
         """Whether a tier above this one has the block by now, or another writer has begun to write it anywhere."""

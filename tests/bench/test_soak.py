@@ -57,7 +57,7 @@ def test_a_lost_block_is_noticed(tmp_path):
 def test_a_wrong_byte_is_noticed(tmp_path, monkeypatch):
     """A store that would serve damaged bytes fails the soak, byte by byte."""
     soak = prepared(tmp_path)
-    medium = SsdBackend(tmp_path, None, fingerprint=FINGERPRINT)
+    medium = SsdBackend(tmp_path, SSD_BYTES, fingerprint=FINGERPRINT)
     hit = next(medium.blocks())
     medium.close()
     soak._flip([hit])

@@ -177,7 +177,7 @@ def test_what_sinks_survives(tmp_path):
         put(store, b"a")
         with pytest.raises(ValueError, match="cannot sink a block of 8192 bytes: its queue has 0"):
             store.sink()
-    ssd = SsdBackend(tmp_path, None, fingerprint=b"m")
+    ssd = SsdBackend(tmp_path, 64 * PAGE, fingerprint=b"m")
     with TieredStore([TierSettings(medium=ssd)]) as store:
         assert [read(store, key) for key in keys] == ["ssd"] * 6
     ssd.close()

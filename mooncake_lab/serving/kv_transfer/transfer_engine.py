@@ -18,13 +18,13 @@ from typing import Final, final
 
 import numpy as np
 
+from mooncake_lab.core.checksums import checksums
 from mooncake_lab.engine.kv_layout import Bytes
 from mooncake_lab.net.mooncake_wheel import open_engine
 from mooncake_lab.net.wire import ProtocolError
 from mooncake_lab.serving.messages import RemoteAddress, RemoteWrite
 from mooncake_lab.store.backends import StorageError, StorageFullError
 from mooncake_lab.store.backends.allocation import ExtentAllocator
-from mooncake_lab.store.backends.checksums import checksum
 
 WINDOW_BYTES: Final = 4 * 2**20
 """What a sender asks each receiver for; pieces that are longer are cut."""
@@ -147,5 +147,5 @@ class TransferEngineChannel:
 def _checksum(parts: Sequence[Bytes]) -> int:
     total = 0
     for part in parts:
-        total = checksum(part, total)
+        [total] = checksums([part], total)
     return total

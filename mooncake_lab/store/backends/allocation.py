@@ -22,8 +22,6 @@ class ExtentAllocator:
     First fit wastes nothing on blocks of one size, the usual case. Mutable, and not locked.
     """
 
-    __slots__ = ("_alignment_bytes", "_free_bytes", "_sizes", "_starts", "capacity_bytes")
-
     def __init__(self, capacity_bytes: int, alignment_bytes: int = 4096) -> None:
         if alignment_bytes < 1 or capacity_bytes < alignment_bytes:
             raise ValueError(
@@ -97,11 +95,6 @@ class AllocatedBackend:
     """What the backends of this process share: which blocks are reserved, which are committed, and where they lie.
 
     Mutable; each method holds the lock.
-
-    Args:
-        name: of the backend, for statistics and messages.
-        capacity_bytes: as in `ExtentAllocator`.
-        alignment_bytes: as in `ExtentAllocator`.
     """
 
     is_shared: bool = False

@@ -202,6 +202,16 @@ def flat(buffer: Buffer, *, writable: bool = False) -> Bytes:
     return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
 
 
+def layer_views(memory: Bytes, sizes: Iterable[int]) -> list[Bytes]:
+    """Consecutive layers in memory, without a copy."""
+    views: list[Bytes] = []
+    start = 0
+    for size in sizes:
+        views.append(memory[start : start + size])
+        start += size
+    return views
+
+
 def address(array: Bytes) -> int:
     """The address of its first byte; `array.ctypes` takes four times as long, and blocks have many layers."""
     try:
@@ -219,6 +229,11 @@ def check_block(key: bytes, layer_bytes: Sequence[int]) -> None:
             f"block {key.hex()} has layers of {list(layer_bytes)[:4]} bytes; allowed are 1 to {MAX_LAYERS} layers"
             " of at least 1 byte"
         )
+
+
+def checksum_seed(key: bytes) -> int:
+    """The seed of a block's checksums, so that the bytes of another block never have them."""
+    return int.from_bytes(key[-8:], "little")
 
 
 def check_commit(commit: Iterable[tuple[Reservation, Collection[int]]]) -> None:

@@ -8,7 +8,15 @@ from typing import Any, final
 import numpy as np
 
 from mooncake_lab.store.backends.allocation import AllocatedBackend
-from mooncake_lab.store.backends.base import Buffer, Bytes, Reservation, StorageError, address, check_buffers
+from mooncake_lab.store.backends.base import (
+    Buffer,
+    Bytes,
+    Reservation,
+    StorageError,
+    address,
+    check_buffers,
+    layer_views,
+)
 
 
 @final
@@ -96,11 +104,7 @@ class DramBackend(AllocatedBackend):
     def _views(self, reservation: Reservation, first_layer: int, layers: int) -> list[Bytes]:
         sizes = reservation.layer_bytes
         start = reservation.offset_bytes + sum(sizes[:first_layer])
-        views: list[Bytes] = []
-        for size in sizes[first_layer : first_layer + layers]:
-            views.append(self._arena[start : start + size])
-            start += size
-        return views
+        return layer_views(self._arena[start:], sizes[first_layer : first_layer + layers])
 
 
 def _pin(arena: Bytes, *, required: bool | None) -> Any:

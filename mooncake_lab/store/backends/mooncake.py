@@ -3,12 +3,12 @@
 import errno
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
 from typing import Any, Final, Self, final
 
 import numpy as np
 
 from mooncake_lab.core import MIB
+from mooncake_lab.core.checksums import checksums
 from mooncake_lab.net.mooncake_wheel import load_wheel
 from mooncake_lab.store.backends.base import (
     BlockExistsError,
@@ -24,8 +24,9 @@ from mooncake_lab.store.backends.base import (
     check_buffers,
     check_commit,
     check_fingerprint,
+    checksum_seed,
+    layer_views,
 )
-from mooncake_lab.store.backends.checksums import checksum_seed, checksums
 
 _SUM_BYTES: Final = 8
 _NO_SPACE: Final = -200
@@ -149,7 +150,7 @@ class MooncakePool(CopyingBackend):
         """Gather layers; for its errors see `StorageBackend.write`."""
         sources = check_buffers(reservation, layers, first_layer)
         content, missing = self._opened(reservation)
-        for place, source in zip(self._views(content)[first_layer:], sources, strict=False):
+        for place, source in zip(layer_views(content, self._layer_bytes)[first_layer:], sources, strict=False):
             place[...] = source
         missing.difference_update(range(first_layer, first_layer + len(sources)))
 
@@ -158,7 +159,7 @@ class MooncakePool(CopyingBackend):
         check_commit((block, self._opened(block)[1]) for block in reservations)
         for block in reservations:
             content = self._opened(block)[0]
-            sums = checksums(self._views(content), checksum_seed(block.key))
+            sums = checksums(layer_views(content, self._layer_bytes), checksum_seed(block.key))
             content[block.size_bytes :] = np.array(sums, np.uint64).view(np.uint8)
             code = self._api.put_from(self._object(block), content.ctypes.data, content.nbytes)
             if code:
@@ -174,7 +175,7 @@ class MooncakePool(CopyingBackend):
         if found < 0:
             raise _error_of(found, self.name, reservation)
         wanted = slice(first_layer, first_layer + len(arrays))
-        views = self._views(content)[wanted]
+        views = layer_views(content, self._layer_bytes)[wanted]
         sums = content[reservation.size_bytes :].view(np.uint64).tolist()[wanted]
         if found != content.nbytes or checksums(views, checksum_seed(reservation.key)) != sums:
             raise DamagedBlockError(f"block {reservation.key.hex()} of {self.name} is not what was written")
@@ -216,11 +217,6 @@ class MooncakePool(CopyingBackend):
         if found is None:
             raise BlockNotFoundError(f"{self.name} has no open reservation for block {block.key.hex()}")
         return found
-
-    def _views(self, content: Bytes) -> list[Bytes]:
-        """The layers of an object."""
-        ends = accumulate(self._layer_bytes)
-        return [content[end - size : end] for size, end in zip(self._layer_bytes, ends, strict=True)]
 
     def _object(self, block: Reservation) -> str:
         return f"{self._prefix}/{block.key.hex()}"

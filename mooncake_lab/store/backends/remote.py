@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import socket
-import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypeVar, final
@@ -11,6 +10,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, final
 import msgspec
 
 from mooncake_lab.net import wire
+from mooncake_lab.net.layers import layers_bytes, receive_layers, send_layers
 from mooncake_lab.store.backends.base import (
     MAX_KEY_BYTES,
     BlockExistsError,
@@ -26,8 +26,8 @@ from mooncake_lab.store.backends.base import (
     check_block,
     check_buffers,
     check_fingerprint,
+    checksum_seed,
 )
-from mooncake_lab.store.backends.checksums import checksum_seed, checksums, layer_runs
 
 
 class Reserve(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -53,7 +53,7 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Read(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Send layers; answered by `Layers`."""
+    """Send layers; answered by `Done`."""
 
     block: Reservation
     first_layer: int
@@ -77,7 +77,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=20):
-    """The question was carried out."""
+    """The question was carried out. After a `Read` the payload is the layers, then the checksum of each."""
 
 
 class Reservations(msgspec.Struct, frozen=True, array_like=True, tag=21):
@@ -86,18 +86,14 @@ class Reservations(msgspec.Struct, frozen=True, array_like=True, tag=21):
     blocks: tuple[Reservation, ...]
 
 
-class Layers(msgspec.Struct, frozen=True, array_like=True, tag=22):
-    """The payload is the layers, then the checksum of each."""
-
-
-class Room(msgspec.Struct, frozen=True, array_like=True, tag=23):
+class Room(msgspec.Struct, frozen=True, array_like=True, tag=22):
     """The bytes of the backend, and those in use."""
 
     capacity_bytes: int
     used_bytes: int
 
 
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag=24):
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=23):
     """The question could not be carried out, in the terms of the contract."""
 
     kind: Literal["full", "held", "not_held", "damaged", "suspect", "value", "device"]
@@ -107,13 +103,10 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=24):
 
 
 Question: TypeAlias = Reserve | Write | Commit | Read | FreeBlocks | Find | Status
-Answer: TypeAlias = Done | Reservations | Layers | Room | Failed
-_SUM_BYTES: Final = 8
-_RUN_BYTES: Final = 128 * 1024
-"""Layers that are hashed at once: they stay in the processor's own cache meanwhile."""
+Answer: TypeAlias = Done | Reservations | Room | Failed
 QUESTIONS: Final[msgspec.msgpack.Decoder[Question]] = msgspec.msgpack.Decoder(Question)
 ANSWERS: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answer)
-_Answer = TypeVar("_Answer", Done, Reservations, Layers, Room)
+_Answer = TypeVar("_Answer", Done, Reservations, Room)
 _KINDS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (StorageFullError, "full"),
     (BlockExistsError, "held"),
@@ -150,59 +143,6 @@ def error_of(answer: Failed, question: Question) -> Exception:
     if answer.kind == "device" and number is not None:
         return OSError(number, f"the server reports: {answer.reason}")
     return next(known for known, kind in _KINDS if kind == answer.kind)(answer.reason)
-
-
-def send_layers(
-    peer: socket.socket,
-    body: msgspec.Struct,
-    layers: Sequence[Bytes],
-    timeout_s: float,
-    *,
-    seed: int,
-    known: Sequence[int] | None = None,
-) -> None:
-    """Send a frame with layers, followed by the checksum of each, which may be known already.
-
-    Checksums come last, so that each run is hashed and then sent while it is in the processor's cache, and while
-    the peer takes the run before. For its errors see `wire.send_frame`.
-    """
-    sizes = [layer.nbytes for layer in layers]
-    size = layers_bytes(sizes)
-    head = wire.frame_head(body, size)
-    frame = wire.Frame(peer, socket.SO_SNDTIMEO, len(head) + size, timeout_s)
-    waiting: list[bytes | Bytes] = [head]
-    sums: list[int] = []
-    for run in layer_runs(sizes, _RUN_BYTES if known is None else size):
-        sums += checksums(layers[run], seed) if known is None else known[run]
-        waiting += layers[run]
-        if len(sums) < len(layers):
-            frame.send(waiting)
-            waiting = []
-    frame.send([*waiting, struct.pack(f"<{len(sums)}Q", *sums)])
-
-
-def receive_layers(
-    peer: socket.socket, layers: Sequence[Bytes], seed: int, timeout_s: float
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Fill layers with what comes next; their checksums as they came, and as the peer sent them.
-
-    A run is hashed while it is in the processor's cache, and while the peer sends the next one. For its errors see
-    `receive_into`; the allowed time is one for all layers.
-    """
-    sizes = [layer.nbytes for layer in layers]
-    frame = wire.Frame(peer, socket.SO_RCVTIMEO, layers_bytes(sizes), timeout_s)
-    came: list[int] = []
-    sent = bytearray(_SUM_BYTES * len(layers))
-    for run in layer_runs(sizes, _RUN_BYTES):
-        parts = [layer.data for layer in layers[run]]
-        frame.receive(parts if run.stop < len(layers) else [*parts, memoryview(sent)])
-        came += checksums(layers[run], seed)
-    return tuple(came), struct.unpack(f"<{len(layers)}Q", sent)
-
-
-def layers_bytes(sizes: Sequence[int]) -> int:
-    """The payload of layers of these sizes: their bytes, and the checksum of each."""
-    return sum(sizes) + _SUM_BYTES * len(sizes)
 
 
 @final
@@ -293,7 +233,7 @@ class RemoteBackend(CopyingBackend):
     def read_into(self, reservation: Reservation, buffers: Sequence[Buffer], *, first_layer: int = 0) -> None:
         """Receive layers and verify their checksums; for its errors see `StorageBackend.read_into`."""
         arrays = check_buffers(reservation, buffers, first_layer, writable=True)
-        self._ask(Read(reservation, first_layer, len(arrays)), Layers, layers=arrays)
+        self._ask(Read(reservation, first_layer, len(arrays)), Done, layers=arrays)
 
     def free(self, *reservations: Reservation) -> None:
         """Release the space of blocks; for its errors see `StorageBackend.free`."""
@@ -333,7 +273,7 @@ class RemoteBackend(CopyingBackend):
                 else:
                     wire.send_frame(peer, question, (), self._timeout_s)
                 answer, payload_bytes = wire.receive_message(peer, ANSWERS, self._timeout_s)
-                wanted = layers if isinstance(answer, Layers) else ()
+                wanted = layers if isinstance(question, Read) and isinstance(answer, Done) else ()
                 follow = layers_bytes([layer.nbytes for layer in wanted])
                 if not isinstance(answer, expected | Failed) or payload_bytes != follow:
                     told = f"{type(answer).__name__} and {payload_bytes} bytes"

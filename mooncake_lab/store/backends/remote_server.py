@@ -11,6 +11,7 @@ from typing import Final, Self, final
 import msgspec
 
 from mooncake_lab.net import wire
+from mooncake_lab.net.layers import layers_bytes, receive_layers, send_layers
 from mooncake_lab.net.listener import Listener
 from mooncake_lab.store.backends import remote
 from mooncake_lab.store.backends.base import (
@@ -20,8 +21,8 @@ from mooncake_lab.store.backends.base import (
     StorageBackend,
     StorageError,
     StorageFullError,
+    checksum_seed,
 )
-from mooncake_lab.store.backends.checksums import checksum_seed
 
 _LOG: Final = logging.getLogger(__name__)
 _IDLE_S: Final = 3600.0
@@ -191,14 +192,7 @@ class Leases:
 
 @final
 class _Session:
-    """One authenticated client: its questions, answered in order. Mutable: it knows the open reservations.
-
-    Args:
-        client: the connection.
-        leases: the backend it asks about.
-        fingerprint: of the client's model.
-        timeout_s: how long the client may stall inside a frame.
-    """
+    """One authenticated client: its questions, answered in order. Mutable: it knows the open reservations."""
 
     def __init__(self, client: socket.socket, leases: Leases, fingerprint: bytes, timeout_s: float) -> None:
         self._client = client
@@ -259,10 +253,11 @@ class _Session:
         block, first = self._with_space(question.block), question.first_layer
         try:
             with self._leases.lease(block):
-                _check_payload(question, payload_bytes)
+                if layers_bytes(_layer_sizes(question)) != payload_bytes:
+                    raise ValueError(f"{payload_bytes} bytes are not {question.layers} layers from {first} on")  # noqa: TRY301
                 buffers = self._backend.write_buffers(block, first, question.layers)
                 seed = checksum_seed(block.key)
-                came, sums = remote.receive_layers(self._client, buffers, seed, self._timeout_s)
+                came, sums = receive_layers(self._client, buffers, seed, self._timeout_s)
                 payload_bytes = 0
                 if came != sums:
                     raise DamagedBlockError(f"layers from {first} on of block {block.key.hex()} came damaged")
@@ -282,7 +277,7 @@ class _Session:
                 count = len(_layer_sizes(question))
                 layers = self._backend.read(block, first, count)
                 seed, known = checksum_seed(block.key), self._leases.sums(block, range(first, first + count))
-                remote.send_layers(self._client, remote.Layers(), layers, self._timeout_s, seed=seed, known=known)
+                send_layers(self._client, remote.Done(), layers, self._timeout_s, seed=seed, known=known)
         except (ConnectionError, TimeoutError):
             raise
         except (StorageError, ValueError, OSError) as error:
@@ -299,11 +294,6 @@ class _Session:
 
     def _with_space(self, block: Reservation) -> Reservation:
         return msgspec.structs.replace(block, key=self._space + block.key)
-
-
-def _check_payload(question: remote.Write, payload_bytes: int) -> None:
-    if remote.layers_bytes(_layer_sizes(question)) != payload_bytes:
-        raise ValueError(f"{payload_bytes} bytes are not {question.layers} layers from {question.first_layer} on")
 
 
 def _layer_sizes(question: remote.Write | remote.Read) -> tuple[int, ...]:

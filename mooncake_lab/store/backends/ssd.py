@@ -4,14 +4,18 @@ import contextlib
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Final, final
 
+import xxhash
+
+from mooncake_lab.core.checksums import checksums, layer_runs
 from mooncake_lab.store.backends.allocation import AllocatedBackend
 from mooncake_lab.store.backends.base import (
     Buffer,
@@ -26,7 +30,6 @@ from mooncake_lab.store.backends.base import (
     check_buffers,
     check_fingerprint,
 )
-from mooncake_lab.store.backends.checksums import checksums, layer_runs, run_all
 from mooncake_lab.store.backends.ssd_slab import (
     ALIGNMENT_BYTES,
     BeforeOperation,
@@ -38,7 +41,6 @@ from mooncake_lab.store.backends.ssd_slab import (
     layer_offset,
     no_faults,
     padded,
-    seed_of,
     write_header,
 )
 
@@ -76,6 +78,46 @@ def model_folder(folder: Path, fingerprint: bytes) -> Path:
     return folder / fingerprint.hex()
 
 
+def run_all(helpers: Executor, tasks: Iterable[Callable[[], None]]) -> None:
+    """Run each task once, here or on a helper thread; after one that raised, no other begins.
+
+    No task runs any more when this returns or raises, so that no thread touches buffers that were given back. If
+    no helper has begun when the caller finds nothing left to do, it does not wait for one.
+    """
+    left = deque(tasks)
+    helped = Future[None]()
+
+    def work() -> None:
+        while True:
+            try:
+                task = left.popleft()
+            except IndexError:
+                return
+            try:
+                task()
+            except BaseException:
+                left.clear()
+                raise
+
+    def help_out() -> None:
+        if helped.set_running_or_notify_cancel():
+            try:
+                helped.set_result(work())
+            except BaseException as error:  # noqa: BLE001  # the caller raises it
+                helped.set_exception(error)
+
+    with contextlib.suppress(RuntimeError):  # the helpers were shut down
+        helpers.submit(help_out)
+    try:
+        work()
+        if not helped.cancel():
+            helped.result()
+    finally:
+        while not (helped.cancel() or helped.done()):  # an interrupt must not leave a helper at the buffers
+            with contextlib.suppress(KeyboardInterrupt):
+                wait([helped])
+
+
 @dataclass(slots=True)
 class _Written:
     """What was written of a block. Mutable."""
@@ -100,7 +142,7 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
 
     Args:
         folder: created where it is missing; one process at a time may have it open.
-        capacity_bytes: size of the slab; an existing slab may grow, and `None` leaves it as it is.
+        capacity_bytes: size of the slab, rounded down to whole pages; an existing slab may grow.
         fingerprint: names the model (weights, data type, block size, rope); other models' blocks are not seen.
         name: its name in statistics and messages.
         before: called before each device operation, to inject faults.
@@ -108,13 +150,13 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
     Raises:
         FolderInUseError: when another process has the folder open.
         OSError: when the folder or the slab cannot be made (no space, no permission).
-        ValueError: when the slab would shrink, or has no size yet and is given none.
+        ValueError: when the slab would shrink, or has less than a page.
     """
 
     def __init__(
         self,
         folder: Path,
-        capacity_bytes: int | None,
+        capacity_bytes: int,
         *,
         fingerprint: bytes,
         name: str = "ssd",
@@ -128,14 +170,13 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
             Reservation, bool
         ] = {}  # by block whose space is not used again yet: is its header gone?
         self._is_open = True
-        self._seed = seed_of(fingerprint)
+        self._seed = xxhash.xxh3_64_intdigest(fingerprint)
         with contextlib.ExitStack() as undo:
             self._folder_lock = _keep_folder(folder)
             undo.callback(os.close, self._folder_lock)
             model.mkdir(exist_ok=True)
-            capacity = _slab_capacity(model / "slab", capacity_bytes)
-            super().__init__(name, capacity, ALIGNMENT_BYTES)
-            self._slab = Slab(model / "slab", capacity, before)
+            super().__init__(name, capacity_bytes, ALIGNMENT_BYTES)
+            self._slab = Slab(model / "slab", self.capacity_bytes, before)
             undo.callback(self._slab.close)
             newest_first = sorted(find_blocks(self._slab, self._seed), key=lambda found: -found.block.sequence)
             for record in newest_first:
@@ -309,12 +350,3 @@ def _runs(sizes: tuple[int, ...]) -> tuple[tuple[slice, int], ...]:
     """Layers of these sizes in runs that are read at once, and the offset of each run from the first."""
     begins = list(accumulate(map(padded, sizes), initial=0))
     return tuple((run, begins[run.start]) for run in layer_runs(sizes, _RUN_BYTES))
-
-
-def _slab_capacity(path: Path, capacity_bytes: int | None) -> int:
-    """The size a slab is to have: what is asked for, in whole pages, or what it has."""
-    if capacity_bytes is not None:
-        return capacity_bytes - capacity_bytes % ALIGNMENT_BYTES
-    if not path.exists() or path.stat().st_size == 0:
-        raise ValueError(f"{path} is not there yet, so a capacity is needed")
-    return path.stat().st_size

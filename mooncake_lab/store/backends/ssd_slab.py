@@ -62,11 +62,6 @@ def no_faults(_operation: Operation) -> None:
     """Let every operation happen."""
 
 
-def seed_of(fingerprint: bytes) -> int:
-    """The seed of every checksum of a model's blocks."""
-    return xxhash.xxh3_64_intdigest(fingerprint)
-
-
 def padded(size_bytes: int) -> int:
     """The size rounded up to the alignment."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from mooncake_lab.core.project import entry
 from mooncake_lab.store.eviction.arc import ARC
 from mooncake_lab.store.eviction.belady import Belady
 from mooncake_lab.store.eviction.lru import FIFO, LRU
@@ -35,9 +36,7 @@ def make_policy(policy: str | PolicyFactory, capacity_blocks: int) -> EvictionPo
     """
     if not isinstance(policy, str):
         return policy(capacity_blocks)
-    if policy not in EVICTION_POLICIES:
-        raise ValueError(f"unknown eviction policy {policy!r}; allowed are {', '.join(EVICTION_POLICIES)}")
-    return EVICTION_POLICIES[policy](capacity_blocks)
+    return entry(EVICTION_POLICIES, policy, "unknown eviction policy")(capacity_blocks)
 
 
 __all__ = [

@@ -18,8 +18,6 @@ class ARC(QueuedPolicy):
         ValueError: when `capacity_blocks` is below 1.
     """
 
-    __slots__ = ("_adapted_for", "_again", "_again_ghosts", "_capacity", "_once", "_once_ghosts", "_once_target")
-
     def __init__(self, capacity_blocks: int) -> None:
         if capacity_blocks < 1:
             raise ValueError(f"ARC for {capacity_blocks} blocks; at least 1 is needed")

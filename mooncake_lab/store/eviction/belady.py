@@ -13,8 +13,6 @@ class Belady(Ranked):
     optimum is of *block* hits; a policy that keeps prefixes whole can have more *prefix* hits.
     """
 
-    __slots__ = ("_future", "_next_use", "_now")
-
     def __init__(self) -> None:
         super().__init__()
         self._future: Sequence[BlockKey] = ()
@@ -41,12 +39,8 @@ class Belady(Ranked):
             last_seen[key] = step
 
     def touch(self, key: BlockKey, /) -> None:
-        """Take one step into the future.
-
-        Raises:
-            ValueError: when the access is not the foreseen one.
-        """
-        self._step(key)
+        """Take one step into the future; for its errors see `insert`."""
+        self.insert(key)
 
     def insert(self, key: BlockKey, _position: int = 0, /) -> None:
         """Hold the key, and take one step into the future.
@@ -54,9 +48,6 @@ class Belady(Ranked):
         Raises:
             ValueError: when the access is not the foreseen one.
         """
-        self._step(key)
-
-    def _step(self, key: BlockKey) -> None:
         now = self._now
         if now >= len(self._future) or self._future[now] != key:
             foreseen = repr(self._future[now]) if now < len(self._future) else "no access at all"

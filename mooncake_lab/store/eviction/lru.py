@@ -10,8 +10,6 @@ from mooncake_lab.store.eviction.policy import NOTHING_SPARED, NothingToEvictErr
 class FIFO(QueuedPolicy):
     """Evicts the oldest key. A hit changes nothing, so a lookup needs no lock: the cheapest policy to run."""
 
-    __slots__ = ("_order",)
-
     def __init__(self) -> None:
         self._order: OrderedDict[BlockKey, None] = OrderedDict()  # oldest first
         super().__init__(self._order)
@@ -38,8 +36,6 @@ class FIFO(QueuedPolicy):
 
 class LRU(FIFO):
     """Evicts the least recently used key; the best of the three policies in arXiv Table 1."""
-
-    __slots__ = ()
 
     def touch(self, key: BlockKey, /) -> None:
         """Make the key the most recently used one, and so the last in the queue."""

@@ -61,8 +61,6 @@ class EvictionPolicy(Protocol):
 class QueuedPolicy:
     """What policies share that keep their keys in queues, of which each key is in one."""
 
-    __slots__ = ("_queues",)
-
     def __init__(self, *queues: OrderedDict[BlockKey, Any]) -> None:
         self._queues = queues
 

@@ -12,8 +12,6 @@ _SLACK_ENTRIES = 64
 class Ranked:
     """Evicts the key of the lowest rank. A subclass gives a key a new rank with each access; none are equal."""
 
-    __slots__ = ("_entry", "_heap")
-
     def __init__(self) -> None:
         self._entry: dict[BlockKey, tuple[tuple[int, ...], BlockKey]] = {}  # rank and key
         self._heap: list[tuple[tuple[int, ...], BlockKey]] = []  # the entries, and some that are outdated
@@ -66,8 +64,6 @@ class LengthAware(Ranked):
     evicts first blocks and nothing matches any more.
     """
 
-    __slots__ = ("_clock",)
-
     def __init__(self) -> None:
         super().__init__()
         self._clock = 0
@@ -92,8 +88,6 @@ class LFU(LengthAware):
     arXiv Table 1 does not say whether a count outlives its block. Here it does not (*in-cache* counts):
     a block that comes back starts again at one.
     """
-
-    __slots__ = ()
 
     def insert(self, key: BlockKey, _position: int = 0, /) -> None:
         """Hold the key with one use, wherever it is in its request."""

@@ -27,17 +27,6 @@ class S3FIFO(QueuedPolicy):
         ValueError: when a parameter is out of range.
     """
 
-    __slots__ = (
-        "_fills_main",
-        "_ghost_capacity",
-        "_ghosts",
-        "_main",
-        "_main_capacity",
-        "_returning",
-        "_small",
-        "_small_capacity",
-    )
-
     def __init__(self, capacity_blocks: int, *, small_share: float = 0.1, fill_main_first: bool = False) -> None:
         if capacity_blocks < 1 or not 0 < small_share < 1:
             raise ValueError(

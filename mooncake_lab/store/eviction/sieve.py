@@ -14,8 +14,6 @@ class SIEVE(QueuedPolicy):
     in two parts, behind the hand and ahead of it, so that walking is moving a key from one to the other.
     """
 
-    __slots__ = ("_ahead", "_behind")
-
     def __init__(self) -> None:
         self._behind: OrderedDict[BlockKey, bool] = OrderedDict()  # key to hit or not; oldest first
         self._ahead: OrderedDict[BlockKey, bool] = OrderedDict()  # empty only when there is no key at all

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mooncake_lab.net import wire
+from mooncake_lab.net.layers import receive_layers
 from mooncake_lab.net.wire import PeerRefusedError, ProtocolError
 from mooncake_lab.store.backends import (
     BlockNotFoundError,
@@ -161,7 +162,7 @@ def test_a_server_that_stalls_inside_a_large_layer_times_out():
         def begin_and_stall():
             peer, _ = listener.accept()
             wire.greet_as_server(peer, TOKEN, 5)
-            for answer, payload in ((messages.Room(2**30, 0), 0), (messages.Layers(), 2**26 + 8)):
+            for answer, payload in ((messages.Room(2**30, 0), 0), (messages.Done(), 2**26 + 8)):
                 wire.receive_head(peer, 5)
                 peer.sendall(frame(wire.msgspec.msgpack.encode(answer), payload_bytes=payload))
             peer.sendall(bytes(1000))
@@ -256,7 +257,7 @@ def dripping(count):
 def test_a_frame_that_drips_is_given_up():
     """Each layer comes in time, all of them do not: the time that is allowed is the frame's, not the layer's."""
     with dripping(60) as near, pytest.raises(TimeoutError, match="longer over a frame"):
-        messages.receive_layers(near, [np.empty(1, np.uint8) for _ in range(40)], 0, 0.5)
+        receive_layers(near, [np.empty(1, np.uint8) for _ in range(40)], 0, 0.5)
 
 
 def test_an_interrupted_question_leaves_no_answer_behind(server, monkeypatch):

@@ -232,7 +232,7 @@ def test_a_freed_block_whose_header_stays_is_freed_later(tmp_path, operation):
     refuse.on = False
     second = [store(medium, b"%d" % number) for number in range(2)]
     abandon(medium)
-    medium = opened(tmp_path, None)
+    medium = opened(tmp_path, 8 * PAGE)
     assert list(medium.blocks()) == second
     assert all(is_right(medium, block) for block in second)
     medium.close()
@@ -281,9 +281,9 @@ def test_a_header_that_cannot_be_overwritten_costs_its_own_space_only(tmp_path, 
 
 
 def test_a_slab_only_grows(tmp_path):
-    """It may be opened larger, or as it is; smaller is refused, and so is a new one without a size."""
-    with pytest.raises(ValueError, match="a capacity is needed"):
-        opened(tmp_path, None)
+    """It may be opened larger; smaller is refused, and so is one of less than a page."""
+    with pytest.raises(ValueError, match="at least one aligned run must fit"):
+        opened(tmp_path, PAGE - 1)
     filled(tmp_path)
     with pytest.raises(ValueError, match="can only grow"):
         opened(tmp_path, CAPACITY // 2)
@@ -304,7 +304,7 @@ def test_a_large_block_is_whole_after_a_reopening(tmp_path):
     medium = opened(tmp_path, 2**23)
     store(medium, b"large", LARGE)
     medium.close()
-    medium = opened(tmp_path, None)
+    medium = opened(tmp_path, 2**23)
     (block,) = medium.blocks()
     assert is_right(medium, block)
     truth = content(b"large", LARGE)

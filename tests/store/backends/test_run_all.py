@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mooncake_lab.store.backends.checksums import run_all
+from mooncake_lab.store.backends.ssd import run_all
 
 
 @pytest.fixture
