@@ -171,8 +171,9 @@ class BackedTier:
                 self.tier.reads.failed(error)
             elif is_tried:
                 self.tier.reads.worked()
-            blocks = {block.key: (block, block.size_bytes, positions[block.key]) for block in found}
-            self.tier.learn(positions, blocks)
+            self.tier.learn(
+                positions, {block.key: (block, block.size_bytes, positions[block.key]) for block in found}
+            )
 
     def recover(self) -> None:
         """Hold what the backend holds, oldest first; what does not fit is freed unless the backend is shared."""

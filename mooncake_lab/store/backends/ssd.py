@@ -166,9 +166,8 @@ class SsdBackend(CopyingBackend, AllocatedBackend):
         self._committing = threading.Lock()  # one commit at a time, while readers go on
         self._failed_syncs = 0
         self._written: dict[bytes, _Written] = {}
-        self._freed: dict[
-            Reservation, bool
-        ] = {}  # by block whose space is not used again yet: is its header gone?
+        self._freed: dict[Reservation, bool] = {}
+        """Blocks whose space the next commit lets be used again, and whether their header was overwritten."""
         self._is_open = True
         self._seed = xxhash.xxh3_64_intdigest(fingerprint)
         with contextlib.ExitStack() as undo:
