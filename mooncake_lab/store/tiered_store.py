@@ -67,9 +67,9 @@ class TieredStore:
             BackedTier(tier, settings.medium, self._changed)
             for tier, settings in zip(self._stack.tiers, tiers, strict=True)
         ]
-        for tier in self._tiers:
-            tier.recover()
-        self._write_backs = [WriteBack(tier, below) for tier, below in itertools.pairwise(self._tiers)]
+        for backed in self._tiers:
+            backed.recover()
+        self._write_backs = [WriteBack(source, target) for source, target in itertools.pairwise(self._tiers)]
         self._pinned_in: dict[bytes, list[BackedTier]] = {}
 
     def __enter__(self) -> Self:
@@ -92,9 +92,9 @@ class TieredStore:
             first: position of the first of them in the prompt.
         """
         keys = list(keys)
-        for tier in self._tiers:
-            if tier.backend.is_shared:
-                self._ask_pool(tier, keys, first)
+        for backed in self._tiers:
+            if backed.backend.is_shared:
+                self._ask_pool(backed, keys, first)
         with self._lock:
             return self._stack.match_prefix(keys)
 
@@ -113,11 +113,11 @@ class TieredStore:
             ValueError: when the key or the layers are out of bounds, or backends cannot copy such memory.
         """
         sizes = [memoryview(layer).nbytes for layer in layers]  # pyright: ignore[reportArgumentType]  # arrays are
-        for tier in self._tiers:
+        for backed in self._tiers:
             with self._lock:
-                if self._stack.is_taken_above(key, tier.tier.index):
+                if self._stack.is_taken_above(key, backed.tier.index):
                     return self._stack.tier_of(key) is not None
-            if tier.put(key, sizes, layers, position):
+            if backed.put(key, sizes, layers, position):
                 return True
         return False
 
@@ -132,11 +132,11 @@ class TieredStore:
         block: BlockWriter | None = None
         try:
             with Uninterrupted():
-                for tier in self._tiers:
+                for backed in self._tiers:
                     with self._lock:
-                        if any(each.is_taken(key) for each in self._stack.tiers):
+                        if any(tier.is_taken(key) for tier in self._stack.tiers):
                             break
-                    block = tier.open(key, layer_bytes, position)
+                    block = backed.open(key, layer_bytes, position)
                     if block is not None:
                         break
             return block  # noqa: TRY300  # inside, so that an interrupt here is caught too
@@ -181,11 +181,11 @@ class TieredStore:
             KeyError: when no tier holds it.
         """
         with Uninterrupted(), self._lock:
-            for tier in self._tiers:
-                block = tier.tier.blocks.peek(key)
+            for backed in self._tiers:
+                block = backed.tier.blocks.peek(key)
                 if block is not None and block.payload.is_ready:
-                    tier.tier.blocks.pin(key)
-                    self._pinned_in.setdefault(key, []).append(tier)
+                    backed.tier.blocks.pin(key)
+                    self._pinned_in.setdefault(key, []).append(backed)
                     return
         raise KeyError(f"block {key.hex()} is held in none of {len(self._tiers)} tiers")
 
@@ -199,11 +199,11 @@ class TieredStore:
             with self._lock:
                 if not self._pinned_in.get(key):
                     raise ValueError(f"block {key.hex()} is not pinned, so it cannot be unpinned")
-                tier = self._pinned_in[key].pop()
+                backed = self._pinned_in[key].pop()
                 if not self._pinned_in[key]:
                     del self._pinned_in[key]
-                unused = tier.tier.unpin(key)
-            tier.free(unused)
+                unused = backed.tier.unpin(key)
+            backed.free(unused)
 
     def sink(self, into: str | None = None) -> None:
         """Demote every block that is not pinned to a tier, so that a durable one keeps it over a restart.
@@ -256,8 +256,8 @@ class TieredStore:
         """
         for write_back in self._write_backs:
             write_back.stop()
-        for tier in self._tiers:
-            tier.free_again()
+        for backed in self._tiers:
+            backed.free_again()
         self.flush()
 
     def statistics(self) -> list[TierStatistics]:
@@ -280,7 +280,7 @@ class TieredStore:
         0, or there is a bug or a shared backend that does not answer. Call it after `flush`.
         """
         with self._lock:
-            return sum(tier.leaked_bytes() for tier in self._tiers)
+            return sum(backed.leaked_bytes() for backed in self._tiers)
 
     def _ask_pool(self, pool: BackedTier, keys: Sequence[bytes], first: int) -> None:
         """Learn which of these keys a pool has, but not of those that lie in this store's own tiers."""
