@@ -35,14 +35,19 @@ def at_least(least: int, help_: str) -> Any:
     return typer.Option(min=least, help=help_)
 
 
-def file_to_write(help_: str) -> Any:
-    """An option that names a file; one whose folder cannot be written to is refused before any work."""
+def file_to_write(help_: str, *, appends: bool = False) -> Any:
+    """An option that names a file; one that cannot be written is refused before any work.
+
+    What is replaced needs a folder that can be written; what is appended to, a device or a pipe needs that itself.
+    """
 
     def checked(path: Path | None) -> Path | None:
-        if path is not None and not os.access(path.parent, os.W_OK):
-            raise typer.BadParameter(
-                f"{path} cannot be written: {path.parent} is not a folder that you may write to"
-            )
+        if path is None:
+            return None
+        kept = path.exists() and (appends or not path.is_file())
+        if not os.access(path if kept else path.resolve().parent, os.W_OK):
+            why = "you may not write to it" if kept else f"you cannot create files in {path.parent}"
+            raise typer.BadParameter(f"{path} cannot be written: {why}")
         return path
 
     return typer.Option(dir_okay=False, callback=checked, help=help_)
@@ -73,6 +78,10 @@ Placement = Annotated[
     ),
 ]
 Admission = Annotated[str, _policy(ADMISSION_POLICIES, "Admission policy.")]
+DecodeSeconds = Annotated[
+    float | None,
+    typer.Option(min=1e-9, help="Decode time per request that --admission predictive assumes (s); no default."),
+]
 Prefill = Annotated[int | None, at_least(1, "Prefill workers; 1 by default.")]
 Decode = Annotated[int | None, at_least(1, "Decode workers; 1 by default.")]
 Coupled = Annotated[
@@ -110,6 +119,19 @@ def bad_usage_if(*contradictions: tuple[bool, str]) -> None:
     for holds, sentence in contradictions:
         if holds:
             raise typer.BadParameter(sentence)
+
+
+def refuse_same_file(trace: Path, **written: Path | None) -> None:
+    """Refuse to write what is read, or two outputs into one file; a device may take both.
+
+    Raises:
+        typer.BadParameter: naming the option.
+    """
+    seen = {trace.resolve(): "the trace"}
+    for name, path in written.items():
+        if path is not None and (path.is_file() or not path.exists()):
+            other = seen.setdefault(path.resolve(), f"--{name}")
+            bad_usage_if((other != f"--{name}", f"--{name} {path} is the file of {other}; name another file"))
 
 
 def refuse_typed(context: typer.Context, names: Iterable[str], why: str) -> None:

@@ -25,6 +25,7 @@ from mooncake_lab.cli.options import (
     one_of,
     print_numbers,
     read_or_fail,
+    refuse_same_file,
 )
 from mooncake_lab.cluster import COUPLED_SYSTEMS, ClusterSpec
 from mooncake_lab.conductor import (
@@ -190,6 +191,7 @@ def _check(said: dict[str, Any]) -> None:
 
     Whether the pools give a policy what it needs is checked where their spec is built.
     """
+    refuse_same_file(said["trace"], log=said["log"], perfetto=said["perfetto"])
     apart, admission = said["coupled"] is None, said["admission"]
     both = said["prefill"] is not None and said["decode"] is not None
     either = said["prefill"] is not None or said["decode"] is not None

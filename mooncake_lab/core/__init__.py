@@ -1,5 +1,6 @@
 """The nouns: requests, service levels, block keys, the run log, units."""
 
+from mooncake_lab.core.files import complete_file
 from mooncake_lab.core.keys import block_keys, keyed_uniform
 from mooncake_lab.core.log import (
     Arrived,
@@ -48,6 +49,7 @@ __all__ = [
     "blocks_for",
     "carried_folder",
     "check_scale",
+    "complete_file",
     "entry",
     "gbps",
     "keyed_uniform",

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from mooncake_lab.core.files import complete_file
 from mooncake_lab.core.request import BlockKey
 
 
@@ -142,15 +143,13 @@ def log_writer(path: Path) -> Generator[Callable[[Record], None]]:
     The file has its name once all is written; where the writing fails, what was there before stays.
     """
     encode = msgspec.json.Encoder().encode
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb", buffering=1 << 20) as file:
+    with complete_file(path) as file:
 
         def write(record: Record) -> None:
             file.write(encode(record))
             file.write(b"\n")
 
         yield write
-    partial.replace(path)
 
 
 def write_log(path: Path, records: Iterable[Record]) -> None:

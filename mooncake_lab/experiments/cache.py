@@ -26,6 +26,7 @@ import msgspec
 import platformdirs
 
 import mooncake_lab
+from mooncake_lab.core import complete_file
 from mooncake_lab.paper import data_dir
 from mooncake_lab.workload import WORKLOADS, file_sha256, find_trace
 
@@ -90,9 +91,8 @@ def keep_rows(digest: str, rows: list[dict[str, Any]]) -> None:
     if folder is None:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{digest}.{os.getpid()}.partial"
-    partial.write_bytes(msgspec.json.encode(rows))
-    partial.replace(folder / f"{digest}.json")
+    with complete_file(folder / f"{digest}.json") as file:
+        file.write(msgspec.json.encode(rows))
 
 
 def _folder() -> Path | None:

@@ -10,7 +10,6 @@ side in one table.
 
 import dataclasses
 import itertools
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from functools import cache, wraps
@@ -21,7 +20,7 @@ import msgspec
 import pandas as pd
 from tqdm import tqdm
 
-from mooncake_lab.core import check_scale, rare_collections
+from mooncake_lab.core import check_scale, complete_file, rare_collections
 from mooncake_lab.experiments.cache import cached_rows, digest_of, is_of_package, keep_rows, plain_rows
 from mooncake_lab.workload import Trace, load
 
@@ -189,9 +188,8 @@ def record(out_dir: str | Path, topic: str, numbers: Mapping[str, Any], *, sourc
         "numbers": plain_rows([plain])[0],
     }
     path = folder / f"{topic}.json"
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
-    partial.replace(path)
+    with complete_file(path) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
     return path
 
 

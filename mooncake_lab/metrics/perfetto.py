@@ -20,6 +20,7 @@ from mooncake_lab.core import (
     Record,
     Rejected,
     RunEnded,
+    complete_file,
 )
 
 _Span: TypeAlias = Prefilled | DecodeStretch | Moved
@@ -86,14 +87,12 @@ class _Tracks:
 def write_perfetto(path: Path, records: Iterable[Record]) -> None:
     """Write a log as a file that ui.perfetto.dev opens; it appears complete or not at all."""
     encoder = msgspec.json.Encoder()
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
+    with complete_file(path) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         for number, event in enumerate(trace_events(records)):
             file.write(b",\n" if number else b"")
             file.write(encoder.encode(event))
         file.write(b"\n]}\n")
-    partial.replace(path)
 
 
 def _named(kind: str, group: int, thread: int, name: str) -> dict[str, Any]:

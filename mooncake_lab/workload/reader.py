@@ -22,7 +22,7 @@ from typing import Annotated, Any, Final, cast, get_type_hints
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from mooncake_lab.core import blocks_for
+from mooncake_lab.core import blocks_for, complete_file
 from mooncake_lab.workload.trace import Trace
 
 DEFAULT_BLOCK_SIZE_TOKENS: Final = 512
@@ -303,13 +303,10 @@ def write_trace(path: str | Path, trace: Trace) -> None:
     Times are written in milliseconds. A time that was read from a file, or is a whole number of
     milliseconds, comes back bit for bit; any other within one rounding of a float.
     """
-    path = Path(path)
     encoder = msgspec.json.Encoder()
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
+    with complete_file(Path(path)) as file:
         for line in _lines_of(trace):
             file.write(encoder.encode(line) + b"\n")
-    partial.replace(path)
 
 
 def _lines_of(trace: Trace) -> Iterator[dict[str, Any]]:

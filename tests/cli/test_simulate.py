@@ -193,6 +193,17 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_run(tmp_path, comma
     assert "cannot be written" in " ".join(result.stderr.replace("│", " ").split())
 
 
+@pytest.mark.parametrize("others", [("--log", "a"), ("--perfetto", "a"), ("--log", "b", "--perfetto", "b")])
+def test_no_file_is_written_over_another(tmp_path, monkeypatch, others):
+    """The trace is not replaced by its own log, nor a log by its timeline."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").write_text("{}\n")
+    result = simulate(tmp_path / "a", *others)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "name another file" in " ".join(result.stderr.replace("│", " ").split())
+    assert (tmp_path / "a").read_text() == "{}\n"
+
+
 def test_a_timeline_is_written_too(file, tmp_path):
     """`--perfetto` writes a file of trace events, with a span for each prefill."""
     path = tmp_path / "run.json"

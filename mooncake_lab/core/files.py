@@ -1,0 +1,27 @@
+"""Files that appear complete or not at all."""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def complete_file(path: Path) -> Generator[BinaryIO]:
+    """A file to write, which takes its name once all is written; where the writing fails, what was there stays.
+
+    A link stays a link. What is no regular file, such as a device or a pipe, is written to as it is.
+    """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb", buffering=1 << 20) as file:
+            yield file
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
