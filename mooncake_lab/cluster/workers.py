@@ -309,9 +309,11 @@ class WorkerTable:
 
     def add(self, event: WorkerUp) -> None:
         """A worker is up, with nothing to do; under the name of one that is down it replaces that one."""
+        same = [each.assigned_requests for each in self.up if each.role == event.role]
         self._workers[event.worker] = WorkerState(
             event.worker, event.role, event.capacity_tokens, event.cache, event.at_s
         )
+        self._workers[event.worker].assigned_requests = min(same, default=0)  # round robin goes on
         if event.cache is not None and event.cache not in self._members:
             self._members[event.cache] = self.index.join(event.cache)
         self._arrange()

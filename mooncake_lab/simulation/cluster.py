@@ -90,7 +90,7 @@ class Cluster:
             self.estimate,
             CoordinatorRules(schedule_s=model.schedule_s, view_age_s=options.view_age_s),
             write=log or self.log.append,
-            extend=extend,
+            extend=self._extend,
             observe=self.decisions.append if options.keep_decisions else None,
         )
         self._on = self.coordinator.on
@@ -292,6 +292,18 @@ class Cluster:
     def _forget(self, command: Finish | Reject) -> None:
         del self._requests[command.request_id]
 
+    def _extend(self, request: Request, tokens: int) -> Request | None:
+        """A request whose prompt has grown by tokens of its own answer; None where the answer is complete.
+
+        No other request shares the new blocks.
+        """
+        traced, grown = self._requests[request.id], request.input_tokens + tokens
+        if grown - traced.request.input_tokens >= max(1, traced.output_tokens):
+            return None
+        blocks = blocks_for(grown, request.block_size_tokens)
+        own = tuple(f"{request.id}/{k}".encode() for k in range(len(request.block_keys), blocks))
+        return replace(request, input_tokens=grown, block_keys=(*request.block_keys, *own))
+
     # what happens to instances
 
     def _cache_changed(self, cache: str, change: CacheChange) -> None:
@@ -312,11 +324,3 @@ class Cluster:
             self._transfer.cancel(name)
         self.report(WorkerDown(at_s=self._loop.now_s, worker=name, finishes_step=name not in self._prefill))
         instance.stop()
-
-
-def extend(request: Request, tokens: int) -> Request:
-    """A request whose prompt has grown by tokens of its own answer; no other request shares them."""
-    grown = request.input_tokens + tokens
-    blocks = blocks_for(grown, request.block_size_tokens)
-    own = tuple(f"{request.id}/{k}".encode() for k in range(len(request.block_keys), blocks))
-    return replace(request, input_tokens=grown, block_keys=(*request.block_keys, *own))

@@ -32,6 +32,17 @@ def test_both_stages_have_to_be_up():
     assert table(c="coupled").can_serve
 
 
+def test_round_robin_goes_on_when_a_worker_is_replaced():
+    """The new one is not given all that comes until it was assigned as much as the others."""
+    workers = table(p0="prefill", p1="prefill", d="decode")
+    for worker in workers.up[:2]:
+        worker.assigned_requests = 1000
+    workers.remove("p0")
+    workers.add(WorkerUp(at_s=1.0, worker="p0", role="prefill", capacity_tokens=10**6, cache="p0"))
+    view = workers.view(REQUEST, 1.0, History())
+    assert [each.assigned_requests for each in view.prefill] == [1000, 1000]
+
+
 @pytest.mark.parametrize("role", ["prefill", "coupled"])
 def test_a_worker_without_a_cache_matches_nothing(role):
     """Whether other workers keep prefixes or none does."""

@@ -325,7 +325,8 @@ def bring_up(runtime, name):
     runtime.prompts.pop(name, None)
     runtime.latest.pop(name, None)
     runtime.stepped_s[name] = runtime.now
-    runtime.assigned[name] = 0
+    same = [runtime.assigned[other] for other, kind in runtime.up.items() if kind == role and other != name]
+    runtime.assigned[name] = min(same, default=0)  # round robin goes on
     runtime.held[name] = set()
     return runtime.tell(
         c.WorkerUp, worker=name, role=role, capacity_tokens=100_000, cache=None if role == "decode" else name

@@ -69,6 +69,21 @@ def test_no_request_is_lost_and_no_token_shown_twice(rows, deaths, policy, memor
         store.check()
 
 
+def test_an_answer_that_was_shown_whole_is_not_made_again():
+    """Its only token was shown by prefill; its decode instance fails while it waits for its place in the batch."""
+    rows = [(0.0, 512, 2000, 0), (0.0, 512, 2000, 1), (0.0, 512, 1, 2), (0.0, 512, 1, 3)]
+    spec = ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=2, first_shown_by="prefill", max_requests=1)
+    cluster = Cluster(spec, MODEL, SimulationOptions(failures=(Failure("decode-0", 5.0),)))
+    log = cluster.run(requests_of(rows))
+    assert {r.request_id: r.output_tokens for r in log if isinstance(r, Finished)} == {
+        0: 2000,
+        1: 2000,
+        2: 1,
+        3: 1,
+    }
+    assert check_log(log) == ()
+
+
 class TestTheLogSaysSo:
     def test_when_a_decode_instance_dies(self):
         """An answer goes on where it was, after its prompt and what was shown are prefilled elsewhere."""
