@@ -3,6 +3,7 @@
 import contextlib
 import ipaddress
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Generator
@@ -22,6 +23,7 @@ from mooncake_lab.cli.options import (
     Batching,
     Coupled,
     Decode,
+    DecodeSeconds,
     Device,
     DType,
     Json,
@@ -41,10 +43,11 @@ from mooncake_lab.cli.options import (
     file_to_write,
     print_numbers,
     read_or_fail,
+    refuse_same_file,
     refuse_typed,
 )
 from mooncake_lab.cluster import ClusterSpec, CoupledPool, DecodePool, PrefillPool
-from mooncake_lab.conductor import ADMISSION_POLICIES, named_placement
+from mooncake_lab.conductor import named_admission, named_placement
 from mooncake_lab.core import SLO, Finished, Record, Rejected, write_log
 from mooncake_lab.workload import Trace
 
@@ -77,6 +80,7 @@ def serve(
     batching: Batching = "sarathi_serve",
     placement: Placement = None,
     admission: Admission = "none",
+    decode_s: DecodeSeconds = None,
     ttft_slo: TTFT = 30.0,
     tbt_slo: TBT = 0.1,
     device: Device = "auto",
@@ -127,7 +131,9 @@ def serve(
         float, typer.Option(min=0, max=86_400, help="Time for unfinished requests after a signal (s).")
     ] = 30.0,
     seed: LiveSeed = 0,
-    log: Annotated[Path | None, file_to_write("Append the run log to this file, as JSON lines.")] = None,
+    log: Annotated[
+        Path | None, file_to_write("Append the run log to this file, as JSON lines.", appends=True)
+    ] = None,
     json_: Annotated[
         bool,
         typer.Option("--json", help="Print one JSON object when the server listens: url, model, workers, key."),
@@ -201,13 +207,13 @@ def live_spec(context: typer.Context, options: dict[str, Any], **others: Any) ->
         refuse_typed(context, ["pool_tokens", "pool_address"], "there is no --pool")
     if options.get("pool_address") is not None:
         refuse_typed(context, ["pool_tokens"], "the pool at --pool-address has its own size")
-    _check_admission(coupled, options["admission"])
+    _check_admission(coupled, options["admission"], options["decode_s"])
     model, placement, seed = options["model"], options["placement"], options["seed"]
     if placement != "random" and not model.startswith("random:"):
         refuse_typed(context, ["seed"], f"{model} has its own weights, and nothing else in this run is random")
     settings = {_FIELDS.get(name, name): value for name, value in (options | others).items() if value is not None}
     settings |= {
-        "admission": ADMISSION_POLICIES[options["admission"]](),
+        "admission": named_admission(options["admission"], decode_s=options["decode_s"] or math.nan),
         "slo": SLO(ttft_s=options["ttft_slo"], tbt_s=options["tbt_slo"]),
     }
     if placement is not None:
@@ -268,7 +274,7 @@ def _check_roles(context: typer.Context, coupled: int | None, batching: str, pla
     return None
 
 
-def _check_admission(coupled: int | None, admission: str) -> None:
+def _check_admission(coupled: int | None, admission: str, decode_s: float | None) -> None:
     """Refuse policies that need what this cluster does not have, as `simulate` does."""
     if admission == "priority":
         raise typer.BadParameter(
@@ -279,6 +285,13 @@ def _check_admission(coupled: int | None, admission: str) -> None:
             f"--admission {admission} needs separate prefill and decode pools;"
             " with --coupled use none, slo or early"
         )
+    bad_usage_if(
+        (
+            admission == "predictive" and decode_s is None,
+            "--admission predictive needs --decode-s: how long a request of yours decodes on a full worker",
+        ),
+        (admission != "predictive" and decode_s is not None, "--decode-s is for --admission predictive"),
+    )
 
 
 def _warnings(host: str, key: str | None, used: set[str | None]) -> list[str]:
@@ -364,6 +377,7 @@ def replay(
     batching: Batching = "sarathi_serve",
     placement: Placement = None,
     admission: Admission = "none",
+    decode_s: DecodeSeconds = None,
     ttft_slo: TTFT = 30.0,
     tbt_slo: TBT = 0.1,
     transfer_backend: TransferBackend = "tcp",
@@ -383,6 +397,7 @@ def replay(
     Example: mooncake-lab replay data/traces/conversation_trace.jsonl --num-prompts 50 --speed 10 --prefill 2
     """
     options = locals()
+    refuse_same_file(trace, log=log)
     scaled = _scaled(read_or_fail("replay", trace, lenient=lenient), divide, max_model_len, num_prompts, speed)
     with failing("replay", RuntimeError):
         spec, live = live_spec(context, options, block_size_tokens=scaled.block_size_tokens, spares=0)
@@ -411,9 +426,11 @@ def _replayed(trace: Trace, spec: ClusterSpec, live: Any, slo: SLO, log: Path | 
         opened_s = time.perf_counter() - started_s
         with _progress(len(trace)) as note:
             cluster.on_record = note
-            records = cluster.run(trace.requests())
-    if log is not None:
-        write_log(log, records)
+            try:
+                records = cluster.run(trace.requests())
+            finally:
+                if log is not None:  # also of a run in which a request failed
+                    write_log(log, cluster.log)
     violations = check_log(records)
     if violations:
         raise RuntimeError(f"the run log violates {violations[0].invariant}: {violations[0].sentence}")

@@ -45,11 +45,13 @@ class Clients:
         self._ready = ready
         self._workers = workers
         self._next_id = 0
+        self._room_tokens = ready.window  # of the smallest engine, when one was last up
 
     def max_model_len(self) -> int:
         """The most tokens that a prompt and its answer may have together: the window, or an engine's KVCache."""
         rooms = (each.capacity_tokens for each in self._workers() if each.role != "prefill")
-        return min((self._ready.window, *rooms))
+        self._room_tokens = min(rooms, default=self._room_tokens)
+        return min(self._ready.window, self._room_tokens)
 
     def accept(
         self, prompt: npt.NDArray[np.int32], params: SamplingParams, traced: Request | None

@@ -112,7 +112,8 @@ class LiveCluster:
         """Serve requests at their times of arrival until all are done, or until the horizon; the run's log.
 
         Raises:
-            ValueError: when a request does not fit the cluster.
+            ValueError: when a request does not fit the cluster; none is served then.
+            FailedError: when one could not be served; all others were, and `log` has what happened.
         """
         return self._do(self._run(list(requests), until_s))
 
@@ -177,6 +178,10 @@ class LiveCluster:
 
     async def _run(self, requests: list[TracedRequest], until_s: float | None) -> list[Record]:
         runtime = self._runtime
+        for traced in requests:  # before any is served
+            tokens, most = traced.request.input_tokens + max(1, traced.output_tokens), runtime.max_model_len()
+            if tokens > most:
+                raise ValueError(f"request {traced.request.id} and its answer are {tokens} tokens; {most} fit")
         self._written, self.decisions, self.events, self.outputs = [], [], [], {}
         runtime.begin_run()
         running = [asyncio.create_task(self._serve(traced)) for traced in requests]

@@ -89,7 +89,9 @@ class Questions:
         for number in self._waiting:
             self._not_waiting(name, number)
         if name in self._measured:
-            self._measured.pop(name).set_exception(WorkerError(f"{name} ended while it was measured: {reason}"))
+            future = self._measured.pop(name)
+            if not future.done():  # else nobody waits any more
+                future.set_exception(WorkerError(f"{name} ended while it was measured: {reason}"))
 
     def _not_waiting(self, name: str, number: int) -> None:
         names, everybody = self._waiting[number]

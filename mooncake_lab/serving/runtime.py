@@ -245,7 +245,7 @@ class ClusterRuntime:
             raise stream.end.error
         return stream
 
-    def cancel(self, stream: RequestStream, reason: str = "the client went away") -> None:
+    def cancel(self, stream: RequestStream, reason: str) -> None:
         """End a request, unless it has ended."""
         if stream.end is None:
             self.report(events.Cancelled(at_s=self.now_s(), request_id=stream.request_id, reason=reason))

@@ -25,7 +25,7 @@ def test_every_option_of_a_cluster_reaches_its_spec():
     kinds = (ClusterSpec, PrefillPool, CoupledPool, LiveOptions)
     known = {each.name for kind in kinds for each in fields(kind)} | {"prefill_nodes", "decode_nodes"}
     own = {"context", "served_model_name", "ttft_slo", "tbt_slo", "host", "port", "api_key", "no_api_key"}
-    own |= {"shutdown_timeout", "log", "json_", "trace", "num_prompts", "speed", "divide", "lenient"}
+    own |= {"decode_s", "shutdown_timeout", "log", "json_", "trace", "num_prompts", "speed", "divide", "lenient"}
     for command in (serve, replay):
         names = {_FIELDS.get(name, name) for name in inspect.signature(command).parameters}
         assert names - known <= own
@@ -72,6 +72,8 @@ def words(done):
         (("--coupled", 1, "--batching", "orca", "--chunked-prefill-size", 64), "orca never cuts a prompt"),
         (("--coupled", 1, "--admission", "predictive"), "separate prefill and decode pools"),
         (("--admission", "priority"), "live requests have none"),
+        (("--admission", "predictive"), "needs --decode-s"),
+        (("--decode-s", 3), "--decode-s is for --admission predictive"),
         (("--ttft-slo", 30), "leave out --ttft-slo"),
         (("--tbt-slo", 1), "leave out --tbt-slo"),
         (("--model", "folder", "--seed", 0), "leave out --seed"),
@@ -92,6 +94,7 @@ def test_serve_refuses(arguments, says):
         ("--max-num-batched-tokens", 512),
         ("--cache-tokens", 4096, "--chunked-prefill-size", 64, "--transfer-backend", "tcp", "--seed", 1),
         ("--admission", "slo", "--ttft-slo", 30, "--tbt-slo", 1),
+        ("--admission", "predictive", "--decode-s", 3),
         ("--model", "folder", "--placement", "random", "--seed", 1),
     ],
 )

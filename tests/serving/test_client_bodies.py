@@ -8,7 +8,9 @@ import pytest
 
 from mooncake_lab.serving.openai_api.neutral import HINTS, NEUTRAL
 from mooncake_lab.serving.openai_api.parsing import BOUNDS, BadRequestError, Reader
+from mooncake_lab.serving.openai_api.streaming import begin
 from mooncake_lab.serving.openai_api.tokenizer import ByteTokenizer
+from mooncake_lab.serving.stream import RejectedError, RequestStream
 
 MODEL = "random:lab-tiny"
 READER = Reader(tokenizer=ByteTokenizer(), model=MODEL, most_tokens=100)
@@ -218,3 +220,40 @@ def test_least_more_than_most(door):
     answer = ask(door, "completions", {"model": MODEL, "prompt": "x", "max_tokens": 4, "min_tokens": 5})
     assert answer.status_code == 400
     assert "min_tokens is 5; this answer may have 0 to 4 tokens" in answer.json()["error"]["message"]
+
+
+class Taking:
+    """Takes the place of a cluster's runtime: takes so many prompts, and refuses the next."""
+
+    def __init__(self, most=100):
+        self.most, self.seeds, self.cancelled = most, [], []
+
+    def max_model_len(self):
+        return 100
+
+    def submit(self, prompt, params, completion_id):
+        if len(self.seeds) == self.most:
+            raise RejectedError("frontdoor", f"no room for {completion_id}", 1)
+        self.seeds.append(params.seed)
+        return RequestStream(request_id=len(self.seeds), prompt=prompt, params=params)
+
+    def cancel(self, stream, reason):
+        self.cancelled.append((stream.request_id, reason))
+
+
+@pytest.mark.parametrize(("seed", "different"), [(None, 4), (7, 1)])
+def test_equal_prompts_are_different_draws_unless_seeded(seed, different):
+    """Several answers to one prompt are asked for as several prompts; a seed of the client's holds for each."""
+    body = {"model": MODEL, "prompt": ["Once"] * 4, "temperature": 1.0, "seed": seed}
+    runtime = Taking()
+    begin(runtime, READER.completion(json.dumps(body).encode()), ByteTokenizer(), "id")
+    assert len(set(runtime.seeds)) == different
+
+
+def test_prompts_end_with_a_sibling_that_is_refused():
+    """The log must not say that their client went away."""
+    body = {"model": MODEL, "prompt": ["a", "b"]}
+    runtime = Taking(most=1)
+    with pytest.raises(RejectedError):
+        begin(runtime, READER.completion(json.dumps(body).encode()), ByteTokenizer(), "id")
+    assert runtime.cancelled == [(1, "another prompt of the request could not be served")]

@@ -1,6 +1,8 @@
 """Clients that send half of something, or nothing, or read nothing, cost the others nothing."""
 
+import asyncio
 import contextlib
+import functools
 import json
 import logging
 import socket
@@ -10,8 +12,9 @@ from dataclasses import replace
 
 import httpx
 import pytest
+import uvicorn
 
-from mooncake_lab.serving.openai_api.connections import ClientLimits, available_files
+from mooncake_lab.serving.openai_api.connections import ClientConnection, ClientLimits, Gate, available_files
 from mooncake_lab.serving.pacer import Pacer
 
 MODEL = "random:lab-tiny"
@@ -147,6 +150,40 @@ def test_strangers_do_not_keep_others_out(door, caplog):
     # what the connections themselves cause, at any level; pools of clients and the loop's own tuning are no matter
     said = [record for record in caplog.records if record.name.startswith(("uvicorn", "asyncio", "mooncake"))]
     assert [record.getMessage() for record in said if record.levelno >= logging.WARNING] == []
+
+
+def test_who_reads_slowly_gets_everything():
+    """A client that takes a little all the time is not one that takes nothing."""
+    size = 1_500_000
+
+    async def answer(_scope, _receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % size)]})
+        await send({"type": "http.response.body", "body": bytes(size)})
+
+    def read_slowly(port):
+        with socket.socket() as peer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+            peer.connect(("127.0.0.1", port))
+            peer.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            found = 0
+            while part := peer.recv(20_000):
+                found += len(part)
+                time.sleep(0.01)
+            return found
+
+    async def served():
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
+        protocol = functools.partial(ClientConnection, Gate(replace(LIMITS, stalled_s=0.1), 8))
+        config = uvicorn.Config(answer, http=protocol, ws="none", lifespan="off", log_config=None)
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        found = await asyncio.to_thread(read_slowly, listener.getsockname()[1])
+        server.should_exit = True
+        await serving
+        return found
+
+    assert asyncio.run(served()) > size
 
 
 def test_streams_are_not_made_room_of(open_door, believed):

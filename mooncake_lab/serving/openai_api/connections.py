@@ -122,9 +122,20 @@ class ClientConnection(H11Protocol):
         self._look(has_more=bool(self.conn.trailing_data[0]))
 
     def pause_writing(self) -> None:
-        """The client takes less than is sent."""
+        """The client takes less than is sent; one that takes nothing for a time is cut off."""
         super().pause_writing()
-        self._stall = self._stall or self.loop.call_later(self._gate.limits.stalled_s, self.transport.abort)
+        if self._stall is None:
+            self._expect_progress()
+
+    def _expect_progress(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._stall = self.loop.call_later(self._gate.limits.stalled_s, self._abort_unless_below, left)
+
+    def _abort_unless_below(self, left: int) -> None:
+        if self.transport.get_write_buffer_size() < left:
+            self._expect_progress()
+        else:
+            self.transport.abort()
 
     def resume_writing(self) -> None:
         """The client takes more again."""

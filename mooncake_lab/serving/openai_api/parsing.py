@@ -127,6 +127,8 @@ class ParsedRequest:
     prompts: tuple[npt.NDArray[np.int32], ...]
     params: SamplingParams
     """The same for all prompts; where no limit is given, `max_new_tokens` is 0 and the window is the limit."""
+    is_seeded: bool
+    """Whether the client chose the seed."""
     stops: tuple[str, ...]
     is_stream: bool
     include_usage: bool
@@ -228,6 +230,7 @@ def _wanted(
             seed=seed,
             end_tokens=() if wish.ignore_eos else None,
         ),
+        is_seeded=wish.seed is not None,
         stops=_stops(wish.stop),
         is_stream=wish.stream,
         include_usage=bool(options.include_usage),

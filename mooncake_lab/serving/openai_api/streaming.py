@@ -104,6 +104,8 @@ def begin(
     try:
         for index, prompt in enumerate(parsed.prompts):
             params = parsed.params
+            if not parsed.is_seeded:  # equal prompts are different draws
+                params = msgspec.structs.replace(params, seed=params.seed + index)
             if not params.max_new_tokens:
                 room = runtime.max_model_len() - len(prompt)
                 params = msgspec.structs.replace(params, max_new_tokens=max(1, room))
@@ -114,17 +116,17 @@ def begin(
             writer = Writer(tokenizer.stream(), parsed.stops, least_tokens=params.min_new_tokens)
             choices.append(Choice(index=index, stream=stream, writer=writer))
     except BaseException as error:
-        stop(runtime, choices)
+        stop(runtime, choices, "another prompt of the request could not be served")
         if isinstance(error, ValueError) and not isinstance(error, BadRequestError):
             raise BadRequestError(str(error), "messages" if parsed.is_chat else "prompt") from error
         raise
     return choices
 
 
-def stop(runtime: ClusterRuntime, choices: Sequence[Choice]) -> None:
+def stop(runtime: ClusterRuntime, choices: Sequence[Choice], reason: str = "the client went away") -> None:
     """Let go of whatever of a request still runs."""
     for choice in choices:
-        runtime.cancel(choice.stream)
+        runtime.cancel(choice.stream, reason)
 
 
 async def pieces(runtime: ClusterRuntime, choices: Sequence[Choice]) -> AsyncGenerator[Delta, None]:

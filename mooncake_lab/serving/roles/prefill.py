@@ -374,7 +374,7 @@ class PrefillRole:
         sender = context.senders.to(port)
 
         def prefill(prompt: PromptTokens, prefix: Sequence[KVSpan]) -> None:
-            job = Job(0, next(numbers), 1)
+            job = Job(-1, next(numbers), 1)  # of no run
             sender.send(StartTransfer(job=job, tokens=len(prompt)))
             stream = partial(_send_layer, sender, job)
             for span in prefix:
