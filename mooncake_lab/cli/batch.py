@@ -61,8 +61,8 @@ def batch(
     Example: mooncake-lab batch --topics traces,store --scale smoke --seed 0..9 --out results
     """
     root = Path.cwd()
-    traces = found_traces()
     try:
+        traces = found_traces()
         _check_place(executor, jobs)
         scales = tuple(check_scale(str(value)) for value in values(scale))
         grid = {"scale": scales, "seed": _seeds(seed), **_settings(set_ or [])}

@@ -36,7 +36,8 @@ def build(
         fail("classroom build", f"{sources} contains no notebooks")
     from mooncake_lab.course.grading.collect import release
 
-    written = [str(release(notebook, out)) for notebook in notebooks]
+    with failing("classroom build"):
+        written = [str(release(notebook, out)) for notebook in notebooks]
     typer.echo(msgspec.json.encode({"notebooks": written}) if json_ else "\n".join(written))
 
 

@@ -15,7 +15,7 @@ import typer
 
 from mooncake_lab.cli.options import Json
 from mooncake_lab.core import GIB, carried_folder
-from mooncake_lab.workload import RELEASES, find_trace
+from mooncake_lab.workload import RELEASES, find_trace, search_folders
 
 EXTRAS: Final = {
     "book": ("jupyter-book", "papermill"),
@@ -95,6 +95,11 @@ def _torch() -> Iterator[Finding]:
 def _data() -> Iterator[Finding]:
     for name in ("paper", "measured"):
         yield _finding(f"data: {name}", carried_folder(name), "")
+    try:
+        search_folders()
+    except ValueError as error:
+        yield _finding("released traces", None, str(error), needed=True)
+        return
     for name in RELEASES:
         yield _finding(
             f"trace: {name}",

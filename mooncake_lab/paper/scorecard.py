@@ -212,7 +212,10 @@ def _scored(claim: Claim, rows: Sequence[tuple[str, _Row]]) -> Scored:
 
 
 def _verdicts(path: Path) -> tuple[str, list[_Row]]:
-    content: Any = msgspec.json.decode(path.read_bytes())
+    try:
+        content: Any = msgspec.json.decode(path.read_bytes())
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}; run the chapter again, or remove the file") from error
     if not isinstance(content, dict) or "topic" not in content:
         return "", []  # another file of the folder, such as the build's provenance
     try:

@@ -118,10 +118,16 @@ def cache_folder() -> Path:
 
 
 def search_folders() -> tuple[Path, ...]:
-    """The folders searched for traces, in order: `MOONCAKE_LAB_DATA`, the checkout's data/traces, the cache."""
+    """The folders searched for traces, in order: `MOONCAKE_LAB_DATA`, the checkout's data/traces, the cache.
+
+    Raises:
+        ValueError: when the variable names no folder: twins would be used without a word.
+    """
     folders: list[Path] = []
     if setting := os.environ.get(DATA_VARIABLE):
         folders.append(Path(setting))
+        if not folders[0].is_dir():
+            raise ValueError(f"{DATA_VARIABLE} names {setting}, which is no folder; name one, or unset it")
     checkout = Path(__file__).parents[2]
     if (checkout / "pyproject.toml").is_file():  # an installed package has no checkout around it
         folders.append(checkout / "data" / "traces")

@@ -210,3 +210,12 @@ class TestReleases:
         assert len(bytes.fromhex(commit)) == 20
         assert release.url.startswith(f"https://raw.githubusercontent.com/kvcache-ai/Mooncake/{commit}/")
         assert release.url.endswith(".jsonl")
+
+
+def test_a_mistyped_folder_is_an_error(monkeypatch, tmp_path):
+    """Else twins would take the place of the traces that the user has; an empty value names none."""
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "mistyped"))
+    with pytest.raises(ValueError, match="mistyped, which is no folder"):
+        find_trace("conversation")
+    monkeypatch.setenv(DATA_VARIABLE, "")
+    find_trace("conversation")

@@ -103,9 +103,9 @@ GPUS: Final = 8
 LINK: Final = LinkLatency(8 * gbps(200), 10e-6)
 """Between nodes: eight InfiniBand cards of 200 Gbps (assumption B40)."""
 PERCENTS: Final = tuple(range(0, 101, 5))
-REQUESTS: Final = {"smoke": 250, "classroom": 2000, "full": 10_000}
+REQUESTS: Final = {"smoke": 250, "classroom": 2000, "full": 10_000, "gpu": 10_000}
 """Requests of the three schemes, by scale; the paper has 10,000, and 216 are in flight."""
-SWEPT: Final = {"smoke": 80, "classroom": 500, "full": 10_000}
+SWEPT: Final = {"smoke": 80, "classroom": 500, "full": 10_000, "gpu": 10_000}
 """Requests per run of a sweep: ramps weigh more in a short run, and ratios are smaller."""
 
 

@@ -32,12 +32,14 @@ POLICIES: Final = {
     "Sarathi-Serve 2048": SarathiServe(chunk_tokens=2048),
 }
 """The policies of the figures; a number is a token budget."""
+_MANY_RATES: Final = tuple(round(0.1 * 1.1**step, 3) for step in range(30))
 RATES: Final = {
     "smoke": (0.2, 0.6, 1.2),
     "classroom": tuple(round(0.16 * 1.25**step, 3) for step in range(11)),
-    "full": tuple(round(0.1 * 1.1**step, 3) for step in range(30)),
+    "full": _MANY_RATES,
+    "gpu": _MANY_RATES,
 }
-REQUESTS: Final = {"smoke": 60, "classroom": 120, "full": 2048}
+REQUESTS: Final = {"smoke": 60, "classroom": 120, "full": 2048, "gpu": 2048}
 """Requests per run; the paper has 2048."""
 
 
@@ -148,11 +150,11 @@ def _lognormal(workload: str, part: str) -> tuple[float, float]:
 
 LOWEST, DOUBLINGS, HALVINGS = 0.05, 7, 2
 """Requests per second at which a search begins, how often it doubles, and how often it halves the last step."""
-SEARCH_REQUESTS: Final = {"smoke": 16, "classroom": 256, "full": 2048}
+SEARCH_REQUESTS: Final = {"smoke": 16, "classroom": 256, "full": 2048, "gpu": 2048}
 """Least number of requests per run; the paper has 2048."""
-SEARCH_SEEDS: Final = {"smoke": 1, "classroom": 3, "full": 1}
+SEARCH_SEEDS: Final = {"smoke": 1, "classroom": 3, "full": 1, "gpu": 1}
 """Seeds over which capacities are averaged: another seed moves a capacity by a step of the search."""
-SEARCH_SECONDS: Final = {"smoke": 20.0, "classroom": 120.0, "full": 0.0}
+SEARCH_SECONDS: Final = {"smoke": 20.0, "classroom": 120.0, "full": 0.0, "gpu": 0.0}
 """Least time over which they arrive: a run must be long compared with one request."""
 SEARCH_WORKLOADS: Final = ("openchat_sharegpt4", "arxiv_summarization")
 SEARCH_LIMITS: Final = ("strict", "relaxed")
@@ -208,9 +210,9 @@ def budget_of(testbed: str, limit: str) -> str:
 def cells(scale: str, *, seed: int = 0) -> tuple[CapacitySearch, ...]:
     """The bars of Figs. 10, 11 and 13: every machine under vLLM and Sarathi-Serve, one workload, the strict limit.
 
-    Both workloads, both limits, Orca, and Falcon with every layer on all GPUs are added at scale `full`.
+    Both workloads, both limits, Orca, and Falcon with every layer on all GPUs are added at scale `full` or `gpu`.
     """
-    whole, cells = scale == "full", list[CapacitySearch]()
+    whole, cells = scale in {"full", "gpu"}, list[CapacitySearch]()
     base = CapacitySearch(requests=SEARCH_REQUESTS[scale], seconds=SEARCH_SECONDS[scale])
     for each in range(seed, seed + SEARCH_SEEDS[scale]):
         for name, bed in TESTBEDS.items():
