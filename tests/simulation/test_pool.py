@@ -72,10 +72,11 @@ def test_what_is_told_is_what_the_stores_hold(steps, shared, ssd_blocks):
 @given(
     st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 4), st.integers(1, 6)), min_size=1, max_size=20),
     st.none() | st.sampled_from("ab"),
+    st.sampled_from([0, 3]),
 )
-def test_each_block_of_one_store_lies_on_one_node(steps, drops):
+def test_each_block_of_one_store_lies_on_one_node(steps, drops, ssd_blocks):
     """On the one that computed it while its share has room, else on the other; a failed one takes its share."""
-    caches, owners = pool(6, shared=True), {}
+    caches, owners, share = pool(6, shared=True, ssd_blocks=ssd_blocks), {}, 6 + ssd_blocks
     for i, (node, family, blocks) in enumerate(steps):
         wanted = request(i, family, blocks)
         caches.reuse(node, wanted)
@@ -84,13 +85,13 @@ def test_each_block_of_one_store_lies_on_one_node(steps, drops):
         owners = {key: owners.get(key) for key in held}
         places = {each: [held[place] for place in found] for each, found in caches.elsewhere("c", held).items()}
         assert sorted(key for keys in places.values() for key in keys) == held
-        assert all(len(keys) <= 6 for keys in places.values())
+        assert all(len(keys) <= share for keys in places.values())
         for each, keys in places.items():
             assert caches.elsewhere(each, keys) == {}
             for key in keys:
                 is_new = owners[key] is None
                 assert owners[key] in {each, None}  # it stays where it is
-                assert not is_new or each == node or len(places[node]) == 6
+                assert not is_new or each == node or len(places[node]) == share
                 owners[key] = each
     if drops:
         caches.drop(drops)
