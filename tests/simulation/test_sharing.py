@@ -54,12 +54,13 @@ class FetchTwice:
 
 
 def test_a_block_is_copied_to_a_node_once():
-    """Two requests that want the same prefix on the same node wait for one copy."""
+    """Two requests that want the same prefix on the same node wait for one copy, which has no other block."""
     requests = requests_of([(0.0, LONG, 1, 0), (50.0, LONG + 100, 1, 0), (50.0, LONG + 200, 1, 0)])
     spec = ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=1, placement=FetchTwice())
     log = Cluster(spec, make_model(constant_s=0.1, bytes_per_s=KV_BYTES * 500)).run(requests)
     copied = sum(r.bytes for r in log if isinstance(r, Moved) and r.destination == "prefill-1")
     assert copied == LONG * KV_BYTES
+    assert [r.computed_tokens for r in log if isinstance(r, Prefilled) and r.request_id == 1] == [100]
 
 
 @pytest.mark.parametrize(("timeout_s", "reused", "start_s"), [(30.0, LONG, 54.096), (3.0, 0, 53.0)])
