@@ -187,7 +187,7 @@ class HybridLatency:
         host = self.host_s * max(0.0, decodes - self.host_free)
         return self.constant_s + linear + self.per_request_s * decodes + attention + host
 
-    def batch_s(self, pieces: Sequence[tuple[int, int]], decodes: int = 0, context_tokens: int = 0) -> float:
+    def batch_s(self, pieces: Sequence[tuple[int, int]], decodes: int, context_tokens: int) -> float:
         """Seconds of one iteration with pieces of any number of prompts.
 
         Args:

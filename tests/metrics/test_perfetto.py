@@ -3,10 +3,12 @@
 import json
 from collections import defaultdict
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from by_hand import four_requests
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import Prefilled
@@ -58,6 +60,17 @@ def test_every_record_is_an_event_at_its_time_and_every_track_has_a_name(log):
         start_s = getattr(record, "start_s", record.at_s)
         assert (event["ts"], event.get("dur", 0.0)) == (start_s * 1e6, (record.at_s - start_s) * 1e6)
         assert event["ph"] == "C" or event["cat"] in {type(record).__name__.lower(), "request"}
+
+
+@given(st.lists(st.floats(0, 5), min_size=1, max_size=6))
+def test_what_follows_without_a_break_is_on_one_track(durations_s):
+    """A span that begins as the one before it ends does not overlap with it."""
+    ends_s = list(accumulate(durations_s, initial=0.0))
+    log = [
+        Prefilled(at_s=end_s, request_id=i, instance="p", start_s=start_s, computed_tokens=1, reused_tokens=0)
+        for i, (start_s, end_s) in enumerate(pairwise(ends_s))
+    ]
+    assert [event["args"]["name"] for event in trace_events(log) if event["name"] == "thread_name"] == ["p"]
 
 
 def test_counters_say_what_caches_hold():

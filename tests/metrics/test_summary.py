@@ -66,7 +66,7 @@ def test_nobody_served_is_said():
     """Where no request received a token there is no latency, and no error."""
     found = run_summary(LOG[2:4], SLO())
     assert (found["ttft_mean_s"], found["tbt_p90_s"], found["effective_request_capacity"]) == (None, None, 0.0)
-    assert reused_share(LOG[2:4]) == 0.0
+    assert reused_share(LOG[2:4]) == found["token_hit_rate"] == 0.0
 
 
 STRICT = SLO(ttft_s=0.5, tbt_s=0.03)

@@ -71,7 +71,9 @@ def test_pieces_of_one_prompt_cost_what_the_prompt_does(slow):
     """The attention of a batch is the sum over its prompts, and one piece alone is a plain step."""
     hybrid = slow.hybrid
     assert hybrid.batch_s([(64, 128)], 3, 500) == pytest.approx(hybrid.step_s(64, 128, 3, 500))
-    both = hybrid.batch_s([(64, 0), (64, 0)])
-    assert both < hybrid.batch_s([(128, 0)])
+    both = hybrid.batch_s([(64, 0), (64, 0)], 0, 0)
+    assert both < hybrid.batch_s([(128, 0)], 0, 0)
     pairs = np.array([64**2 * 2, 128**2])
-    assert hybrid.batch_s([(128, 0)]) - both == pytest.approx(hybrid.per_token_squared_s * (pairs[1] - pairs[0]))
+    assert hybrid.batch_s([(128, 0)], 0, 0) - both == pytest.approx(
+        hybrid.per_token_squared_s * (pairs[1] - pairs[0])
+    )
