@@ -29,6 +29,7 @@ def test_every_byte_travels_once_over_cards_that_work(size, failed, seed):
     assert not used & failed
     assert used <= set(working) if working else used <= set(row.secondary)
     sent = bytes_by_card(slices)
+    assert sum(sent.values()) == size
     if len(sent) == len(working or [c for c in row.secondary if c not in failed]):
         assert max(sent.values()) - min(sent.values()) <= SLICE_BYTES
 
