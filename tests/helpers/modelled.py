@@ -200,6 +200,11 @@ class Runtime:
 
     # laws
 
+    def begin_count(self, name):
+        """A worker that comes up counts as assigned as many requests as the one of its role that has fewest."""
+        same = [self.assigned[one] for one, role in self.up.items() if role == self.up[name] and one != name]
+        self.assigned[name] = min(same, default=0)
+
     def check(self):
         """What is believed of each worker equals a recount, and the log keeps its laws."""
         live = self.live()
@@ -325,8 +330,7 @@ def bring_up(runtime, name):
     runtime.prompts.pop(name, None)
     runtime.latest.pop(name, None)
     runtime.stepped_s[name] = runtime.now
-    same = [runtime.assigned[other] for other, kind in runtime.up.items() if kind == role and other != name]
-    runtime.assigned[name] = min(same, default=0)  # round robin goes on
+    runtime.begin_count(name)
     runtime.held[name] = set()
     return runtime.tell(
         c.WorkerUp, worker=name, role=role, capacity_tokens=100_000, cache=None if role == "decode" else name

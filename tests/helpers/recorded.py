@@ -194,7 +194,7 @@ class Follower(Runtime):
             self.names.append(event.worker)
         self.prompts.pop(event.worker, None)
         self.latest.pop(event.worker, None)
-        self.assigned[event.worker] = 0
+        self.begin_count(event.worker)
         self.held[event.worker] = set()
 
     def _went_down(self, event):
