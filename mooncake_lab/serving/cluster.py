@@ -63,13 +63,14 @@ class LiveCluster:
         self.on_record: Callable[[Record], None] = lambda _: None
         """Told each record as it is written, on the cluster's thread."""
         self._written: list[Record] = []
-        self._made = made = ClusterRuntime(
+        self._runtime = ClusterRuntime(
             spec, self.options, model=model, estimate=estimate, pool=pool, write=self._write
         )
-        made.on_decision, made.on_event = self._decide, self._hear
+        # the lists are others in each run
+        self._runtime.on_decision = lambda decided: self.decisions.append(decided)  # noqa: PLW0108
+        self._runtime.on_event = lambda event, now_s: self.events.append((event, now_s))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cluster", daemon=True)
-        self._opened: ClusterRuntime | None = None
 
     def __enter__(self) -> Self:
         """Start the workers.
@@ -79,24 +80,19 @@ class LiveCluster:
         """
         self._thread.start()
         try:
-            self._opened = self._do(self._made.__aenter__())
+            self._do(self._runtime.__aenter__())
         except BaseException:
             self._stop_loop()
             raise
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if self._opened is not None:
-            self._do(self._opened.close())
+        self._do(self._runtime.close())
         self._stop_loop()
 
     @property
     def model(self) -> LatencyModel:
-        """How long everything takes, as given or as measured at the start.
-
-        Raises:
-            RuntimeError: outside of a `with` block.
-        """
+        """How long everything takes, as given or as measured at the start."""
         model = self._runtime.model
         assert model is not None  # noqa: S101  # an open cluster has one
         return model
@@ -170,12 +166,6 @@ class LiveCluster:
         self._written.append(record)
         self.on_record(record)
 
-    def _decide(self, decided: Decided) -> None:
-        self.decisions.append(decided)
-
-    def _hear(self, event: Event, now_s: float) -> None:
-        self.events.append((event, now_s))
-
     async def _run(self, requests: list[TracedRequest], until_s: float | None) -> list[Record]:
         runtime = self._runtime
         for traced in requests:  # before any is served
@@ -190,7 +180,7 @@ class LiveCluster:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
         if late:
-            runtime.begin_run()  # those that still run are let go
+            runtime.drop_requests()
         await runtime.questions.drain()
         # each worker reports its own in order, but the cluster hears them interleaved
         self.log = sorted(self._written, key=attrgetter("at_s"))
@@ -226,13 +216,10 @@ class LiveCluster:
                 self._runtime.cancel(stream, "another request of the call failed")
             raise
 
-    @property
-    def _runtime(self) -> ClusterRuntime:
-        if self._opened is None:
-            raise RuntimeError("this cluster is not open; use it in a `with` block")
-        return self._opened
-
     def _do(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        if not self._thread.is_alive():
+            work.close()
+            raise RuntimeError("this cluster is not open; use it in a `with` block")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _stop_loop(self) -> None:

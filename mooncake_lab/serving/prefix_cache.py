@@ -60,8 +60,8 @@ class HeldPrefix:
     def __init__(
         self, cache: "PrefixCache", keys: Sequence[bytes], local: int, arriving: ArrivingBlocks | None
     ) -> None:
+        self.keys = keys
         self._cache = cache
-        self._keys = keys
         self._local = local
         self._arriving = arriving
         self.ssd_bytes = 0
@@ -70,14 +70,9 @@ class HeldPrefix:
         """When its first byte was asked for, and when its last came (monotonic clock)."""
 
     @property
-    def keys(self) -> Sequence[bytes]:
-        """The keys of its blocks."""
-        return self._keys
-
-    @property
     def blocks(self) -> int:
         """How many there are."""
-        return len(self._keys)
+        return len(self.keys)
 
     def read(self, layer: int, block: int, into: torch.Tensor) -> bool:
         """Fill a CPU tensor with one layer of one block; see `LayerSource`."""
@@ -100,7 +95,7 @@ class HeldPrefix:
 
     def _read(self, first_layer: int, block: int, layers: Sequence[torch.Tensor]) -> bool:
         start_s = time.monotonic()
-        tier = self._cache.read_into(self._keys[block], layers, first_layer=first_layer)
+        tier = self._cache.read_into(self.keys[block], layers, first_layer=first_layer)
         if tier == SSD:
             self.ssd_start_s = self.ssd_start_s or start_s
             self.ssd_end_s = time.monotonic()

@@ -25,7 +25,7 @@ class Questions:
     def __init__(self, supervisor: Supervisor, timeout_s: float) -> None:
         self._supervisor = supervisor
         self._timeout_s = timeout_s
-        self._numbers = itertools.count(-1, -1)  # those of the supervisor count up
+        self._numbers = itertools.count(1)  # 0 are the pings that only have to be answered
         self._confirming: dict[str, int] = {}  # the latest ping of a worker that has to be confirmed
         self._measured: dict[str, asyncio.Future[Measured]] = {}
         self._waiting: dict[int, tuple[set[str], asyncio.Event]] = {}
@@ -62,11 +62,12 @@ class Questions:
 
     async def drain(self, order: type[Ping | ResetPrefixCache] = Ping) -> None:
         """Return when everything that workers have reported so far is handled, and the order is done."""
-        names = set(self._supervisor.links)
-        if names:
-            everybody = asyncio.Event()
-            number = self._supervisor.ask_everybody(order)
-            self._waiting[number] = names, everybody
+        links = self._supervisor.links
+        if links:
+            number, everybody = next(self._numbers), asyncio.Event()
+            self._waiting[number] = set(links), everybody
+            for link in links.values():
+                link.send(order(number))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(everybody.wait(), self._timeout_s)
             self._waiting.pop(number, None)
@@ -84,14 +85,14 @@ class Questions:
         if not future.done():  # else it took too long
             future.set_result(found)
 
-    def exited(self, name: str, reason: str) -> None:
+    def exited(self, name: str) -> None:
         """A worker answers nothing any more."""
         for number in self._waiting:
             self._not_waiting(name, number)
         if name in self._measured:
             future = self._measured.pop(name)
             if not future.done():  # else nobody waits any more
-                future.set_exception(WorkerError(f"{name} ended while it was measured: {reason}"))
+                future.set_exception(WorkerError(f"{name} ended while it was measured"))
 
     def _not_waiting(self, name: str, number: int) -> None:
         names, everybody = self._waiting[number]

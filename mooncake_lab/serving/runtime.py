@@ -81,7 +81,13 @@ class ClusterRuntime:
         self.damaged_blocks: dict[str, int] = {}
         """Blocks that the workers of each name have found damaged in their stores."""
         self.supervisor = Supervisor(
-            spec, options, pool, worker_up=self._worker_up, heard=self._heard, worker_exit=self._worker_exit
+            spec,
+            options,
+            pool,
+            worker_up=self._worker_up,
+            heard=self._heard,
+            worker_exit=self._worker_exit,
+            pool_gone=self._pool_gone,
         )
         self.questions = Questions(self.supervisor, options.heartbeat_timeout_s)
         self.estimate = estimate
@@ -145,9 +151,14 @@ class ClusterRuntime:
             self.report(events.Cancelled(at_s=self.now_s(), request_id=request_id, reason=_SHUT))
 
     def begin_run(self) -> None:
-        """Time 0 is now, and history begins anew; requests in flight are let go, workers keep their caches.
+        """Time 0 is now; for what else begins anew see `drop_requests`."""
+        self._zero_s = time.monotonic()
+        self.drop_requests()
 
-        A request that is let go is cancelled at its workers, and the log does not say that it ended.
+    def drop_requests(self) -> None:
+        """History begins anew, without the requests in flight; workers keep their caches.
+
+        Those requests are cancelled at their workers, and the log does not say that they ended.
         """
         assert self.estimate is not None  # noqa: S101  # the cluster is open
         before, names = self._coordinator, (*self.spec.roles, POOL)
@@ -159,7 +170,7 @@ class ClusterRuntime:
                 for worker in state.workers:
                     self._cancel_attempt(events.CancelAttempt(state.attempt, worker.name))
             self._clients.cancel_all()
-        self._run, self._zero_s = self._run + 1, time.monotonic()
+        self._run += 1
         self.questions.forget()
         self._clients = Clients(self.spec, self.options, self.supervisor.ready, lambda: self.workers)
         self._coordinator = Coordinator(
@@ -176,9 +187,9 @@ class ClusterRuntime:
             if name in self.supervisor.links:
                 self._worker_up(name, self.supervisor.links[name])
             if caches.get(name):
-                self.report(CacheChanged(at_s=0.0, instance=name, added=caches[name]))
+                self.report(CacheChanged(at_s=self.now_s(), instance=name, added=caches[name]))
             if on_ssd.get(name):
-                self.report(events.TierChanged(at_s=0.0, cache=name, demoted=on_ssd[name]))
+                self.report(events.TierChanged(at_s=self.now_s(), cache=name, demoted=on_ssd[name]))
         for event in early:
             self.report(event)
 
@@ -386,14 +397,14 @@ class ClusterRuntime:
             events.WorkerUp(at_s=self.now_s(), worker=name, role=role, capacity_tokens=tokens, cache=cache)
         )
 
-    def _worker_exit(self, name: str, reason: str) -> None:
-        if name == POOL:
-            if self._coordinator is None:
-                return None  # the first run begins without what it held
+    def _worker_exit(self, name: str) -> None:
+        self.questions.exited(name)
+        self.report(events.WorkerDown(at_s=self.now_s(), worker=name))
+
+    def _pool_gone(self) -> None:
+        if self._coordinator is not None:  # else the first run begins without what it held
             gone = tuple(self._coordinator.workers.cached(POOL))
-            return self.report(CacheChanged(at_s=self.now_s(), instance=POOL, removed=gone))
-        self.questions.exited(name, reason)
-        return self.report(events.WorkerDown(at_s=self.now_s(), worker=name))
+            self.report(CacheChanged(at_s=self.now_s(), instance=POOL, removed=gone))
 
     def _heard(self, name: str, message: WorkerMessage) -> None:
         match message:

@@ -1,7 +1,7 @@
 """The answer to one request as its client sees it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -83,10 +83,7 @@ class RequestStream:
             return "end_token"
         return "length" if len(self.tokens) >= self.params.max_new_tokens else None
 
-    def __aiter__(self) -> AsyncIterator[int]:
-        return self.stream()
-
-    async def stream(self) -> AsyncGenerator[int, None]:
+    async def __aiter__(self) -> AsyncGenerator[int, None]:
         """Its tokens as they come.
 
         Raises:

@@ -28,7 +28,6 @@ from mooncake_lab.serving.messages import (
     Ping,
     Pong,
     Ready,
-    ResetPrefixCache,
     Shutdown,
     UsePool,
     WorkerMessage,
@@ -68,7 +67,8 @@ class Supervisor:
         launcher: where workers come from; None makes a pool for this cluster alone.
         worker_up: called when a worker is ready.
         heard: called with each message of a worker, in the order in which they come.
-        worker_exit: called when a worker is gone, or the pool.
+        worker_exit: called when a worker is gone.
+        pool_gone: called when the pool is.
     """
 
     ready: Ready
@@ -82,12 +82,14 @@ class Supervisor:
         *,
         worker_up: Callable[[str, Link], None],
         heard: Callable[[str, WorkerMessage], None],
-        worker_exit: Callable[[str, str], None],
+        worker_exit: Callable[[str], None],
+        pool_gone: Callable[[], None],
     ) -> None:
         self._options = options
         self._spec = spec
         self._roles = spec.roles
-        self._worker_up, self._heard, self._worker_exit = worker_up, heard, worker_exit
+        self._worker_up, self._heard = worker_up, heard
+        self._worker_exit, self._pool_gone = worker_exit, pool_gone
         self._token = secrets.token_bytes(32)
         self.links: dict[str, Link] = {}
         self.pool = PoolServer(options, self._token, self._pool_changed)
@@ -96,7 +98,6 @@ class Supervisor:
         self._tasks: list[asyncio.Task[None]] = []
         self._all_ready: asyncio.Future[None] | None = None
         self._closing = False
-        self._pings = 0
 
     async def start(self) -> None:
         """Start all workers, at the same time, and return when they are ready.
@@ -154,20 +155,13 @@ class Supervisor:
         else:
             self.links[name].process.kill()
 
-    def ask_everybody(self, order: type[Ping | ResetPrefixCache] = Ping) -> int:
-        """Send every worker an order that it answers with a pong; the number that the pongs will carry."""
-        self._pings += 1
-        for link in self.links.values():
-            link.send(order(self._pings))
-        return self._pings
-
     def _pool_changed(self, address: str | None) -> None:
         """Prefill workers use the pool that is up now."""
         for name, link in self.links.items():
             if self._roles[name] == "prefill":
                 link.send(UsePool(address))
         if address is None:
-            self._worker_exit(POOL, "its process ended")
+            self._pool_gone()
 
     async def _keep_running(self, name: str) -> None:
         """One process after the other for a worker of this name, until the cluster closes."""
@@ -220,7 +214,7 @@ class Supervisor:
         finally:
             writer.close()
             if self.links.pop(name, None) is not None:
-                self._worker_exit(name, "it is gone")
+                self._worker_exit(name)
         if problem:
             process.kill()
             return problem
@@ -277,4 +271,4 @@ class Supervisor:
                 if now_s - link.heard_s > self._options.heartbeat_timeout_s:
                     _LOG.warning("%s has sent nothing for %.0f s", name, now_s - link.heard_s)
                     link.process.kill()
-            self.ask_everybody()
+                link.send(Ping(0))

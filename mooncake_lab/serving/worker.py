@@ -39,7 +39,7 @@ from mooncake_lab.serving.messages import (
     read_frame,
 )
 from mooncake_lab.serving.pacer import PacedLink
-from mooncake_lab.serving.roles import WorkerContext, WorkerRole
+from mooncake_lab.serving.roles import WorkerContext
 from mooncake_lab.serving.roles.decode import CoupledRole, DecodeRole
 from mooncake_lab.serving.roles.prefill import PrefillRole
 from mooncake_lab.serving.spec import WorkerSpec
@@ -86,7 +86,7 @@ class Worker:
             enqueue=self._inbox.put,
         )
         roles = {"prefill": PrefillRole, "decode": DecodeRole, "coupled": CoupledRole}
-        self._role: WorkerRole = roles[spec.role](self._context)
+        self._role: PrefillRole | DecodeRole | CoupledRole = roles[spec.role](self._context)
         self._reception = KVReceiver(
             self._identity,
             self._context.shape,

@@ -77,7 +77,7 @@ class QuietCluster:
     def take_down(self, name):
         """A worker is gone."""
         del self.runtime.supervisor.links[name]
-        self.runtime._worker_exit(name, "it is gone")
+        self.runtime._worker_exit(name)
 
     def submit(self, prompt, max_new_tokens=4, traced=None, **asked):
         """A client sends a prompt; its stream."""

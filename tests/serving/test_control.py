@@ -141,7 +141,8 @@ def fake_pool():
 
 def supervised(cluster, pool, worker_exit=lambda *_: None):
     """The workers of a cluster that does nothing with what it hears."""
-    return Supervisor(*cluster, pool, worker_up=lambda *_: None, heard=lambda *_: None, worker_exit=worker_exit)
+    ignored = dict.fromkeys(("worker_up", "heard", "pool_gone"), lambda *_: None)
+    return Supervisor(*cluster, pool, worker_exit=worker_exit, **ignored)
 
 
 def start(cluster, pool):

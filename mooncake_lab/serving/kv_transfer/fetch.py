@@ -84,11 +84,6 @@ class ArrivingBlocks:
         self._turn = threading.Condition()
         self._is_over = False
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether every layer is here."""
-        return len(self._layers) == self._wanted
-
     def fill(
         self, keys: Sequence[bytes], first: int, sources: Mapping[str, PrefixSource], begun: Callable[[], None]
     ) -> None:
@@ -131,7 +126,8 @@ class ArrivingBlocks:
         with self._turn:
             if not self._is_over:
                 self._layers.append(layer)
-                self.blocks, self._is_over, self.end_s = len(layer), self.is_complete, time.monotonic()
+                self.blocks, self.end_s = len(layer), time.monotonic()
+                self._is_over = len(self._layers) == self._wanted
                 self._turn.notify_all()
             return not self._is_over
 

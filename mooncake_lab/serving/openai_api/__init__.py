@@ -1,1 +1,1 @@
-"""The front door: an HTTP API that existing clients speak (OpenAI's completions and chat completions)."""
+"""An HTTP API that existing clients speak (OpenAI's completions and chat completions)."""

@@ -37,7 +37,7 @@ _Result = TypeVar("_Result")
 
 
 @final
-class Door:
+class OpenAIApp:
     """Answers requests with a cluster. Mutable: it counts the bytes that it is receiving, and owns threads.
 
     Args:
@@ -74,7 +74,7 @@ class Door:
         """End the threads that read requests."""
         self._reading.shutdown(wait=False, cancel_futures=True)
 
-    def app(self) -> ASGIApp:
+    def asgi(self) -> ASGIApp:
         """The application, for any ASGI server."""
         routes = [
             Route("/v1/completions", self._guarded(self._completions), methods=["POST"]),

@@ -1,4 +1,4 @@
-"""Opens the front door: a cluster, and uvicorn before it, until a signal says that it is enough."""
+"""The web server: a cluster, and uvicorn before it, until a signal ends them."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ import uvicorn
 
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import Record
-from mooncake_lab.serving.openai_api.app import Door
+from mooncake_lab.serving.openai_api.app import OpenAIApp
 from mooncake_lab.serving.openai_api.connections import ClientConnection, ClientLimits, Gate, available_files
 from mooncake_lab.serving.openai_api.telemetry import Telemetry
 from mooncake_lab.serving.openai_api.tokenizer import tokenizer_of
@@ -58,7 +58,7 @@ async def serve(
         spec: of the cluster.
         options: likewise.
         address: where to listen.
-        opened: told the URL when the door is open.
+        opened: told the URL when requests can come.
         write: gets each record as the cluster hears of it.
         ending: told how many requests are under way when a signal ends the taking of more.
 
@@ -98,7 +98,7 @@ def web_server(
 ) -> uvicorn.Server:
     """Uvicorn before an open cluster; for `ending` see `serve`."""
     limits = address.limits
-    door = Door(
+    app = OpenAIApp(
         runtime,
         tokenizer_of(runtime.options.model),
         telemetry,
@@ -109,7 +109,7 @@ def web_server(
     connections, backlog = available_files(limits.connections)
     connection: Any = functools.partial(ClientConnection, Gate(limits, connections))
     config = uvicorn.Config(
-        door.app(),
+        app.asgi(),
         http=connection,
         ws="none",  # whoever asks for a web socket would leave the limits of its connection behind
         lifespan="off",
@@ -121,24 +121,26 @@ def web_server(
         timeout_graceful_shutdown=math.ceil(address.drain_s) + _FAREWELL_S,
         server_header=False,
     )
-    return _Server(config, door, address.drain_s, ending)
+    return _Server(config, app, address.drain_s, ending)
 
 
 @final
 class _Server(uvicorn.Server):
     """Uvicorn that tells the clients whose requests it will not finish, instead of hanging up on them."""
 
-    def __init__(self, config: uvicorn.Config, door: Door, drain_s: float, ending: Callable[[int], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, app: OpenAIApp, drain_s: float, ending: Callable[[int], None]
+    ) -> None:
         super().__init__(config)
-        self._door, self._drain_s, self._ending = door, drain_s, ending
+        self._app, self._drain_s, self._ending = app, drain_s, ending
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no new connections, and wait for what is under way, as long as agreed."""
-        runtime = self._door.runtime
+        runtime = self._app.runtime
         self._ending(len(runtime.streams))
         late = asyncio.get_running_loop().call_later(self._drain_s, runtime.shut)
         try:
             await super().shutdown(sockets)
         finally:
             late.cancel()
-            self._door.close()
+            self._app.close()

@@ -167,7 +167,7 @@ async def pieces(runtime: ClusterRuntime, choices: Sequence[Choice]) -> AsyncGen
 
 
 async def _pieces_of(runtime: ClusterRuntime, choice: Choice) -> AsyncGenerator[Delta, None]:
-    async with contextlib.aclosing(choice.stream.stream()) as tokens:
+    async with contextlib.aclosing(aiter(choice.stream)) as tokens:
         async for token in tokens:
             choice.tokens.append(token)
             text = choice.writer.push(token)

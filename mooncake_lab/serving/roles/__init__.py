@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -70,28 +69,6 @@ class WorkerContext:
         """The keys of a prompt's whole blocks."""
         size, name = self.spec.block_size_tokens, self.shape.fingerprint
         return block_keys(prompt, size, namespace=name, partial=False)
-
-
-class WorkerRole(Protocol):
-    """What a worker does with orders and with KVCache that arrives."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether a step would do something."""
-        ...
-
-    @property
-    def capacity_tokens(self) -> int:
-        """KVCache tokens that its engine holds."""
-        ...
-
-    def take(self, item: object) -> None:
-        """Take an order, KVCache that arrived, or what the role itself put into the inbox."""
-        ...
-
-    def step(self) -> None:
-        """Run one iteration."""
-        ...
 
 
 def report_dropped(context: WorkerContext, job: Job) -> None:
