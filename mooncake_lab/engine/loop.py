@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mooncake_lab.batching import BatchingPolicy, Instance, Iteration, Limits
+from mooncake_lab.batching import BatchingPolicy, Instance, Iteration, Limits, Plan
 from mooncake_lab.core import blocks_for
 from mooncake_lab.engine.blocks import BlockAllocator, EngineBlocks
 from mooncake_lab.engine.config import LlamaConfig
@@ -116,6 +116,8 @@ class Engine:
         namespace = name if self.settings.prefix_caching else None
         self._blocks = EngineBlocks(self.allocator, size, self.requests, namespace, self._swap_out)
         self.instance = Instance(policy, self.limits, self._blocks)
+        self.last_plan = Plan()
+        """Of the latest step; empty where that computed nothing."""
         self.log: list[Iteration] = []
         self._clock = clock
         self._next_id = 0
@@ -182,6 +184,7 @@ class Engine:
             RuntimeError: when the policy plans nothing although requests wait or run.
         """
         done, self._ended = self._ended + self._cancel(), []
+        self.last_plan = Plan()
         if not self.requests:
             return done
         start_s = self._clock()
@@ -203,6 +206,7 @@ class Engine:
             self._ended += done
             raise
         self.instance.apply(plan)
+        self.last_plan = plan
         ended = self._append(work, tokens)
         if self.settings.keep_log:
             finished = tuple(output.request_id for output in ended)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
 from mooncake_lab.engine.loop import Engine, EngineSettings
 from mooncake_lab.engine.model import LlamaModel
 from mooncake_lab.engine.sampling import GREEDY, Sampling
-from mooncake_lab.engine.sequence import GenerationRequest, KVCallback, Output, RunningRequest, TokenCallback
+from mooncake_lab.engine.sequence import GenerationRequest, Output, RunningRequest, TokenCallback
 
 Prompt = Sequence[int] | npt.NDArray[np.int32]
 """Token ids."""
@@ -52,43 +52,22 @@ class PrefillEngine:
         self._kv: dict[int, KVSpan] = {}
         self._ended: list[PrefillResult] = []  # not yet returned by a step
 
-    def submit(
-        self,
-        prompt: Prompt,
-        *,
-        prefix: Sequence[KVSpan] | ArrivingPrefix = (),
-        sampling: Sampling = GREEDY,
-        end_tokens: tuple[int, ...] | None = None,
-        min_new_tokens: int = 0,
-        on_kv: KVCallback | None = None,
-    ) -> int:
+    def submit(self, request: GenerationRequest, *, prefix: Sequence[KVSpan] | ArrivingPrefix = ()) -> int:
         """Let a prompt wait; its id.
 
         Args:
-            prompt: token ids.
+            request: whose prompt it is; of its answer the first token is made.
             prefix: KVCache of its first tokens, from the store: as it is, or arriving layer by layer.
-            sampling: of the first token.
-            end_tokens: that would end the output; None takes the model's.
-            min_new_tokens: tokens before which none of them is chosen.
-            on_kv: gets new keys and values layer by layer, while later layers still compute.
 
         Raises:
             ValueError: when the prompt does not fit or the prefix is not its own.
         """
-        request = GenerationRequest(
-            prompt=prompt,
-            max_new_tokens=1,
-            sampling=sampling,
-            end_tokens=end_tokens,
-            min_new_tokens=min_new_tokens,
-            on_kv=on_kv,
-        )
 
         def keep(done: RunningRequest) -> None:
             given = sum(span.tokens for span in ((prefix,) if isinstance(prefix, ArrivingPrefix) else prefix))
             self._kv[done.id] = self.engine.runner.export(done, given, done.known - 1)
 
-        return self.engine.submit(request, kv=prefix, before_release=keep)
+        return self.engine.submit(replace(request, max_new_tokens=1), kv=prefix, before_release=keep)
 
     def step(self) -> list[PrefillResult]:
         """One iteration; the prefills that ended, those that ended while another was waited for included."""
@@ -108,15 +87,13 @@ class PrefillEngine:
                     self._ended += others
                     return result
 
-    def prefill(
-        self, prompt: Prompt, *, prefix: Sequence[KVSpan] = (), sampling: Sampling = GREEDY
-    ) -> PrefillResult:
+    def prefill(self, prompt: Prompt, *, prefix: Sequence[KVSpan] = ()) -> PrefillResult:
         """Prefill one prompt; others that were waiting advance too, see `wait`.
 
         Raises:
             ValueError: when the prompt does not fit or the prefix is not its own.
         """
-        return self.wait(self.submit(prompt, prefix=prefix, sampling=sampling))
+        return self.wait(self.submit(GenerationRequest(prompt=prompt), prefix=prefix))
 
     def _result(self, output: Output) -> PrefillResult:
         if output.finish_reason == "rejected":

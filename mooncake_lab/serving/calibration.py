@@ -35,7 +35,7 @@ _PROBES_BYTES: Final = (2**10, 2**16, 2**20, 2**22)
 
 
 def measure_prefill(
-    prefill: Callable[[Prompt, Sequence[KVSpan]], object], shape: KVLayout, spec: WorkerSpec, vocabulary: int
+    prefill: Callable[[Prompt, Sequence[KVSpan]], object], layout: KVLayout, spec: WorkerSpec, vocabulary: int
 ) -> tuple[tuple[int, int, float], ...]:
     """Rows of prompt tokens, reused tokens and the median of a few times (s); coupled engines reuse none.
 
@@ -52,11 +52,11 @@ def measure_prefill(
             break
         for (tokens, reused), found_s in times_s.items():
             prompt = _prompt(tokens, next(seeds), vocabulary)
-            found_s.append(_seconds(partial(prefill, prompt, (_filled(shape, reused),) if reused else ())))
+            found_s.append(_seconds(partial(prefill, prompt, (_filled(layout, reused),) if reused else ())))
     return tuple((*lengths, median(found_s)) for lengths, found_s in times_s.items())
 
 
-def measure_decode(engine: Engine, shape: KVLayout, spec: WorkerSpec, vocabulary: int) -> Measured:
+def measure_decode(engine: Engine, layout: KVLayout, spec: WorkerSpec, vocabulary: int) -> Measured:
     """Steps of batches (median), and what loading their KVCache added to the first step."""
     rows, loads, seeds = list[tuple[int, int, float]](), list[tuple[int, float]](), itertools.count()
     for batch, context in _BATCHES:
@@ -67,7 +67,7 @@ def measure_decode(engine: Engine, shape: KVLayout, spec: WorkerSpec, vocabulary
         for _ in range(batch):
             prompt = _prompt(context, next(seeds), vocabulary)
             request = GenerationRequest(prompt=prompt, max_new_tokens=most, end_tokens=())
-            engine.submit(request, kv=(_filled(shape, context),), generated=(0,))
+            engine.submit(request, kv=(_filled(layout, context),), generated=(0,))
         first_s = _seconds(engine.step)  # loads the KVCache
         while any(request.generated < 2 for request in engine.requests.values()):
             engine.step()
@@ -77,7 +77,7 @@ def measure_decode(engine: Engine, shape: KVLayout, spec: WorkerSpec, vocabulary
             engine.cancel(request_id)
         engine.step()
         rows.append((batch, context_tokens + batch * _STEPS // 2, step_s))
-        loads.append((batch * context * shape.bytes_per_token, max(first_s - step_s, 0.0)))
+        loads.append((batch * context * layout.bytes_per_token, max(first_s - step_s, 0.0)))
     return Measured(decode=tuple(rows), load=() if spec.role == "coupled" else tuple(loads))
 
 
@@ -152,8 +152,8 @@ def _prompt(tokens: int, seed: int, vocabulary: int) -> Prompt:
     return np.random.default_rng(seed).integers(0, vocabulary, tokens).astype(np.int32)
 
 
-def _filled(shape: KVLayout, tokens: int) -> KVSpan:
-    return shape.span([layer.zero_() for layer in shape.empty(tokens)])
+def _filled(layout: KVLayout, tokens: int) -> KVSpan:
+    return layout.span([layer.zero_() for layer in layout.empty(tokens)])
 
 
 def _seconds(act: Callable[[], object]) -> float:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Final, final
@@ -82,9 +81,9 @@ class HeldPrefix:
 
     def layers(self, *, together: int = 1) -> LayerStream:
         """Layer after layer of the blocks that are here, up to the first that is lost, read so many at once."""
-        shape, blocks = self._cache.layout, self._local
-        for first in range(0, shape.layers, together):
-            layers = torch.empty((together, blocks, *shape.layer_shape), dtype=shape.dtype)
+        layout, blocks = self._cache.layout, self._local
+        for first in range(0, layout.layers, together):
+            layers = torch.empty((together, blocks, *layout.layer_shape), dtype=layout.dtype)
             for block in range(blocks):
                 if not self._read(first, block, list(layers[:, block])):
                     blocks = block
@@ -117,7 +116,7 @@ class PrefixCache:
 
     Args:
         spec: how much it holds, and where.
-        shape: of the model's KVCache.
+        layout: of its blocks.
 
     Raises:
         OSError: when the SSD's folder cannot be used.
@@ -125,12 +124,11 @@ class PrefixCache:
         ValueError: when the folder's slab is larger than `ssd_tokens` allow.
     """
 
-    def __init__(self, spec: WorkerSpec, shape: KVLayout) -> None:
-        self.layout = replace(shape, block_tokens=spec.block_size_tokens)
-        """Of its blocks."""
+    def __init__(self, spec: WorkerSpec, layout: KVLayout) -> None:
+        self.layout = layout
         self._link = PacedLink(spec.network_bytes_per_s)  # in the other direction than what the worker sends
         self._pool_reads_layers = spec.pool != "mooncake"  # which reads the whole block for each of its layers
-        self._dram_bytes = spec.cache_tokens * shape.bytes_per_token
+        self._dram_bytes = spec.cache_tokens * layout.bytes_per_token
         self._ssd = None if spec.ssd_dir is None else self._open_ssd(spec, spec.ssd_dir)
         self._dram = DramBackend(self._dram_bytes)
         self._pool: StorageBackend | None = None
@@ -419,7 +417,7 @@ class PrefixCache:
         )
 
 
-def open_pool(spec: WorkerSpec, shape: KVLayout, address: str) -> StorageBackend:
+def open_pool(spec: WorkerSpec, layout: KVLayout, address: str) -> StorageBackend:
     """The pool at an address, as a tier of a worker's cache.
 
     Raises:
@@ -427,15 +425,14 @@ def open_pool(spec: WorkerSpec, shape: KVLayout, address: str) -> StorageBackend
         OSError: when it does not answer.
     """
     if spec.pool == "mooncake":
-        layers = [spec.block_size_tokens * shape.layer_bytes] * shape.layers
-        capacity_bytes = spec.pool_tokens * shape.bytes_per_token
+        capacity_bytes = spec.pool_tokens * layout.bytes_per_token
         client = MooncakeClient(address, 0)
-        return MooncakePool(client, capacity_bytes, layers, fingerprint=shape.fingerprint, name=POOL)
+        return MooncakePool(client, capacity_bytes, layout.block_bytes, fingerprint=layout.fingerprint, name=POOL)
     host, _, port = address.rpartition(":")
     return RemoteBackend(
         (host, int(port)),
         spec.token,
-        fingerprint=shape.fingerprint,
+        fingerprint=layout.fingerprint,
         name=POOL,
         timeout_s=spec.fetch_timeout_s,
     )

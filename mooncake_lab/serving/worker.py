@@ -70,14 +70,14 @@ class Worker:
         self._identity = Identity(
             name=spec.name, token=spec.token, fingerprint=name, timeout_s=spec.peer_timeout_s
         )
-        shape = KVLayout.of(model, name)
-        _check_memory(spec, shape, model.embedding.device)
+        layout = KVLayout.of(model, name, block_tokens=spec.block_size_tokens)
+        _check_memory(spec, layout, model.embedding.device)
         link = PacedLink(spec.network_bytes_per_s)
         channel = TransferEngineChannel(spec.transfer_bytes) if spec.transfer == "mooncake" else None
         self._context = WorkerContext(
             spec=spec,
             model=model,
-            shape=shape,
+            layout=layout,
             identity=self._identity,
             senders=KVSenders(self._identity, self._undelivered, channel, link),
             channel=channel,
@@ -89,7 +89,7 @@ class Worker:
         self._role: PrefillRole | DecodeRole | CoupledRole = roles[spec.role](self._context)
         self._reception = KVReceiver(
             self._identity,
-            self._context.shape,
+            layout,
             most_tokens=spec.window,
             delivered=self._inbox.put,
             give=self._role.lookup if isinstance(self._role, PrefillRole) else lambda _job, _keys: iter(()),
@@ -191,13 +191,13 @@ class Worker:
             fingerprint=self._identity.fingerprint,
             window=min(spec.window, model.config.max_positions, len(model.rope.cosines)),
             capacity_tokens=self._role.capacity_tokens,
-            shape=_shape(spec, model),
+            shape=_model_shape(spec, model),
             end_tokens=model.config.end_tokens,
             device=str(model.embedding.device),
         )
 
 
-def _shape(spec: WorkerSpec, model: LlamaModel) -> ModelShape:
+def _model_shape(spec: WorkerSpec, model: LlamaModel) -> ModelShape:
     """The dimensions of the model, as the rest of the package knows them."""
     config = model.config
     return ModelShape(
@@ -214,13 +214,13 @@ def _shape(spec: WorkerSpec, model: LlamaModel) -> ModelShape:
     )
 
 
-def _check_memory(spec: WorkerSpec, shape: KVLayout, device: torch.device) -> None:
+def _check_memory(spec: WorkerSpec, layout: KVLayout, device: torch.device) -> None:
     """Refuse a KVCache that can never fit; otherwise the kernel would kill the process once it uses the memory."""
     name = "cache_tokens" if spec.role == "prefill" else "device_tokens"
     have, where = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "this machine has"
     if device.type == "cuda" and spec.role != "prefill":
         have, where = torch.cuda.mem_get_info(device)[0], f"free on {device} are"
     tokens: int = getattr(spec, name)
-    need = tokens * shape.bytes_per_token
+    need = tokens * layout.bytes_per_token
     if need > have:
         raise ValueError(f"{name} is {tokens}: its KVCache takes {need / 1e9:.1f} GB; {where} {have / 1e9:.1f} GB")

@@ -122,9 +122,8 @@ class TestOneEngineInManyWays:
         prefix = PrefillEngine(model, ROOM).prefill(prompt[:cut]).kv
         pieces = {}
         engine = PrefillEngine(model, ROOM, chunk_tokens=7)
-        wanted = engine.submit(
-            prompt, prefix=[prefix], on_kv=lambda *piece: pieces.setdefault(piece[:2], piece[2])
-        )
+        request = GenerationRequest(prompt=prompt, on_kv=lambda *piece: pieces.setdefault(piece[:2], piece[2]))
+        wanted = engine.submit(request, prefix=[prefix])
         results = []
         while not results:
             results = engine.step()

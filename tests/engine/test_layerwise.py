@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.engine import EngineSettings, PrefillEngine
+from mooncake_lab.engine import EngineSettings, GenerationRequest, PrefillEngine
 from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
 from mooncake_lab.engine.layerwise.prefill import KVWriter, LayerwisePrefill, LeavingKV, StoredBlocks
@@ -105,7 +105,8 @@ def test_a_lost_block_is_computed_again(model, layer, block, second, overlap):
         source = StoredBlocks(store, layerwise.layout.keys(prompt)[:4])
         faulty = Faulty(Faulty(source, layer, block), 1, second)
         arriving = ArrivingPrefix(faulty, layerwise.layout, whole=not overlap)
-        ids = [engine.submit(other), engine.submit(prompt, prefix=arriving)]
+        asked = [GenerationRequest(prompt=one) for one in (other, prompt)]
+        ids = [engine.submit(asked[0]), engine.submit(asked[1], prefix=arriving)]
         results = {}
         while len(results) < 2:
             results |= {result.request_id: result for result in engine.step()}
@@ -184,7 +185,7 @@ def test_computation_waits_only_for_its_own_layer(model):
         layerwise.flush()
         source = Meeting(StoredBlocks(store, layerwise.layout.keys(prompt)[:4]))
         arriving = ArrivingPrefix(source, layerwise.layout)
-        engine.submit(prompt, prefix=arriving, on_kv=source.on_kv)
+        engine.submit(GenerationRequest(prompt=prompt, on_kv=source.on_kv), prefix=arriving)
         (result,) = engine.step()
         assert (result.reused_tokens, arriving.lost_blocks, arriving.is_complete) == (32, 0, True)
         assert result.first_token == alone(model, prompt).first_token
@@ -207,7 +208,7 @@ def test_layers_are_stored_while_later_ones_compute(model, monkeypatch):
                 written.set() if writes else None
             leaving.on_layer(layer, start, span)
 
-        engine.submit(prompt, on_kv=on_kv)
+        engine.submit(GenerationRequest(prompt=prompt, on_kv=on_kv))
         engine.step()
         leaving.end()
         writer.close()
@@ -249,7 +250,7 @@ def test_a_cancelled_request_is_written_into_no_more(model):
         layerwise.flush()
         source = StoredBlocks(store, layerwise.layout.keys(prompt)[:4])
         arriving = ArrivingPrefix(Faulty(source, 0, 2), layerwise.layout)
-        asked = engine.submit(prompt, prefix=arriving)
+        asked = engine.submit(GenerationRequest(prompt=prompt), prefix=arriving)
         assert engine.step() == []
         engine.engine.cancel(asked)
         assert engine.step() == []

@@ -69,7 +69,7 @@ class TestPacking:
         """Two short prompts are done after one iteration, or after two where one is computed at a time."""
         asked = [prompt[:20] for prompt in prompts(0, 2)]
         engine = PrefillEngine(model, ROOM, max_batch_tokens=most)
-        ids = [engine.submit(prompt) for prompt in asked]
+        ids = [engine.submit(GenerationRequest(prompt=prompt)) for prompt in asked]
         done = [[result.request_id for result in engine.step()] for _ in range(steps)]
         assert done == ([ids] if steps == 1 else [[ids[0]], [ids[1]]])
 
@@ -177,7 +177,7 @@ def test_generate_returns_its_own_and_keeps_the_others(model):
 def test_prefill_keeps_what_others_asked_for(model):
     """Waiting for one prompt loses no result of another."""
     engine = PrefillEngine(model, ROOM)
-    first = engine.submit([1, 2, 3])
+    first = engine.submit(GenerationRequest(prompt=[1, 2, 3]))
     alone = engine.prefill([4, 5, 6, 7])
     (other,) = engine.step()
     assert other.request_id == first

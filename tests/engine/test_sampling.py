@@ -81,8 +81,7 @@ def two_stages(model):
         [request] = requests
         settings = EngineSettings(cache_blocks=8)
         first = PrefillEngine(model, settings)
-        limits = {"end_tokens": request.end_tokens, "min_new_tokens": request.min_new_tokens}
-        done = first.wait(first.submit(request.prompt, **limits))
+        done = first.wait(first.submit(request))
         decode = DecodeEngine(model, settings)
         decode.submit(request, first_token=done.first_token, kv=(done.kv,))
         return decode.run()

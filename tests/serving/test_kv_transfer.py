@@ -43,9 +43,9 @@ from mooncake_lab.serving.messages import (
 )
 from mooncake_lab.store.backends import StorageError
 
-SHAPE = KVLayout(fingerprint=b"f" * 16, layers=2, kv_heads=2, head_width=4, dtype=torch.float32)
-BLOCKS = replace(SHAPE, block_tokens=4)
-WHO = Identity(name="sender", token=b"t" * 32, fingerprint=SHAPE.fingerprint, timeout_s=1.0)
+LAYOUT = KVLayout(fingerprint=b"f" * 16, layers=2, kv_heads=2, head_width=4, dtype=torch.float32)
+BLOCKS = replace(LAYOUT, block_tokens=4)
+WHO = Identity(name="sender", token=b"t" * 32, fingerprint=LAYOUT.fingerprint, timeout_s=1.0)
 JOB = Job(1, 1, 1)
 PREFILLED = PrefillDone(
     at_s=1.0, attempt=JOB.attempt, worker="prefill-0", start_s=0.0, computed_tokens=5, reused_tokens=0
@@ -59,7 +59,7 @@ def came():
 
 @pytest.fixture
 def reception(came):
-    one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda *_: iter(()))
+    one = KVReceiver(WHO, BLOCKS, most_tokens=64, delivered=came.put, give=lambda *_: iter(()))
     yield one
     one.close()
 
@@ -77,7 +77,7 @@ def channel():
 @pytest.fixture
 def granting(came, channel):
     """A reception that peers may push to; at the end all memory that it lent is back."""
-    one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=layers_of, channel=channel)
+    one = KVReceiver(WHO, BLOCKS, most_tokens=64, delivered=came.put, give=layers_of, channel=channel)
     yield one
     one.close()
     deadline_s = time.monotonic() + 5
@@ -123,7 +123,7 @@ def test_pieces_make_a_whole(way, request, came):
     for layer, tensor in enumerate(delivery.kv.layers):
         assert torch.equal(tensor[:, 2:], sent[layer, 2])
         assert torch.equal(tensor[:, :2], sent[layer, 0][:, :2])
-    assert channel is None or channel.written_bytes - before == 4 * 3 * SHAPE.layer_bytes
+    assert channel is None or channel.written_bytes - before == 4 * 3 * LAYOUT.layer_bytes
 
 
 def send_one_token(sender):
@@ -143,7 +143,7 @@ def test_long_pieces_are_cut_into_whole_tokens(most_bytes):
     for part, (keys, its_values) in cuts(whole, bytes_of(values), most_bytes):
         where = slice(part.start - 3, part.start - 3 + part.tokens)
         bytes_of(built[0, where])[:], bytes_of(built[1, where])[:] = keys, its_values
-        assert keys.nbytes + its_values.nbytes <= max(most_bytes, SHAPE.layer_bytes)
+        assert keys.nbytes + its_values.nbytes <= max(most_bytes, LAYOUT.layer_bytes)
         assert (part.job, part.layer) == (whole.job, whole.layer)
     assert torch.equal(built, values)
 
@@ -152,7 +152,7 @@ def test_fetched_blocks_come_by_the_channel(granting, channel):
     """Blocks that another worker holds are written where we want them; what it lacks does not come."""
     before = channel.written_bytes
     assert_blocks(fetch_layers(granting.port, WHO, BLOCKS, JOB, [b"a", b"b", b"c"], channel))
-    assert channel.written_bytes - before == 2 * 4 * SHAPE.bytes_per_token
+    assert channel.written_bytes - before == 2 * 4 * LAYOUT.bytes_per_token
 
 
 def test_without_memory_the_connection_carries_the_bytes(granting, reception, came, channel):
@@ -177,7 +177,7 @@ def assert_blocks(layers):
 
 
 def receiver_of(came, channel, give):
-    return KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=give, channel=channel)
+    return KVReceiver(WHO, BLOCKS, most_tokens=64, delivered=came.put, give=give, channel=channel)
 
 
 @pytest.mark.parametrize("way", ["connection", "channel"])
@@ -260,7 +260,7 @@ def test_a_holder_that_closes_its_cache_says_so(came):
         raise StorageError("the prefix cache is closed")
         yield
 
-    one = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=closed)
+    one = KVReceiver(WHO, BLOCKS, most_tokens=64, delivered=came.put, give=closed)
     with contextlib.closing(one):
         for _ in range(2):
             with dial(one.port, WHO) as peer:
@@ -329,7 +329,7 @@ def test_an_idle_sender_ends_and_begins_again(reception, came, monkeypatch):
 def test_a_job_under_way_on_a_broken_connection_is_reported(reception, came):
     """A job under way on a broken connection is reported, although another sender was made meanwhile."""
     senders = KVSenders(WHO, lambda job, reason: came.put((job, reason)))
-    other = KVReceiver(WHO, SHAPE, most_tokens=64, delivered=came.put, give=lambda *_: iter(()))
+    other = KVReceiver(WHO, BLOCKS, most_tokens=64, delivered=came.put, give=lambda *_: iter(()))
     port = other.port
     sender = senders.to(port)
     sender.send(StartTransfer(job=JOB, tokens=1))
@@ -348,7 +348,7 @@ def test_a_job_under_way_on_a_broken_connection_is_reported(reception, came):
 
 def test_bytes_that_wait_are_bounded(monkeypatch, came, reception):
     """What waits for a destination is bounded: the next piece waits until there is room, and all arrive."""
-    monkeypatch.setattr("mooncake_lab.serving.kv_transfer.sender.MOST_WAITING_BYTES", 2 * SHAPE.layer_bytes)
+    monkeypatch.setattr("mooncake_lab.serving.kv_transfer.sender.MOST_WAITING_BYTES", 2 * LAYOUT.layer_bytes)
     sender = KVSender(reception.port, WHO, lambda job, reason: came.put((job, reason)))
     most = 0
     sender.send(StartTransfer(job=JOB, tokens=5))
@@ -359,7 +359,7 @@ def test_bytes_that_wait_are_bounded(monkeypatch, came, reception):
             most = max(most, sender._waiting_bytes)
     sender.send(EndTransfer(job=JOB, first_token=7, prefilled=PREFILLED))
     assert came.get(timeout=10).first_token == 7
-    assert most <= 2 * SHAPE.layer_bytes
+    assert most <= 2 * LAYOUT.layer_bytes
     sender.close()
 
 

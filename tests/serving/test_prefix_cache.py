@@ -25,7 +25,9 @@ from mooncake_lab.store.backends.remote_server import BlockServer
 from mooncake_lab.store.backends.ssd_slab import header_bytes
 
 SIZE = 16
-SHAPE = KVLayout(fingerprint=b"model", layers=2, kv_heads=1, head_width=128, dtype=torch.float32)
+LAYOUT = KVLayout(
+    fingerprint=b"model", layers=2, kv_heads=1, head_width=128, dtype=torch.float32, block_tokens=SIZE
+)
 """A block of 16 tokens has 64 KiB, over two layers."""
 
 
@@ -56,10 +58,10 @@ def read(cache, keys):
 
 def test_what_it_holds_survives_a_clean_end(tmp_path):
     """At its end DRAM sinks to the SSD, and the next worker of the name finds it, bit by bit."""
-    cache, keys, span = PrefixCache(spec_of(tmp_path), SHAPE), keys_of(5), span_of(5)
+    cache, keys, span = PrefixCache(spec_of(tmp_path), LAYOUT), keys_of(5), span_of(5)
     cache.keep(keys, span)
     cache.close()
-    cache = PrefixCache(spec_of(tmp_path), SHAPE)
+    cache = PrefixCache(spec_of(tmp_path), LAYOUT)
     assert set(cache.found_at_start().added) == set(keys)
     found = read(cache, keys)
     assert found[0].shape[1] == 5 * SIZE
@@ -78,7 +80,7 @@ def test_blocks_that_could_not_sink_are_retracted(tmp_path, monkeypatch):
         real(medium, reservation, layers, first_layer=first_layer)
 
     monkeypatch.setattr(SsdBackend, "write", write)
-    cache, held = PrefixCache(spec_of(tmp_path), SHAPE), set()
+    cache, held = PrefixCache(spec_of(tmp_path), LAYOUT), set()
     broken.set()
     for turn in range(4):
         keys = keys_of(5, first=10 * turn)
@@ -95,7 +97,7 @@ def test_blocks_that_could_not_sink_are_retracted(tmp_path, monkeypatch):
 
 def test_forgetting_waits_for_those_who_read(tmp_path):
     """Threads put and read while the store is emptied again and again: no error, no wrong byte, no orphan."""
-    cache, span, keys = PrefixCache(spec_of(tmp_path), SHAPE), span_of(12), keys_of(12)
+    cache, span, keys = PrefixCache(spec_of(tmp_path), LAYOUT), span_of(12), keys_of(12)
     stop, failures = threading.Event(), []
 
     def use():
@@ -126,17 +128,17 @@ def test_forgetting_waits_for_those_who_read(tmp_path):
 
 def test_damage_is_told_once(tmp_path):
     """A block whose bytes changed on the SSD is not delivered; the cluster hears once that it is damaged."""
-    cache, keys = PrefixCache(spec_of(tmp_path), SHAPE), keys_of(4)
+    cache, keys = PrefixCache(spec_of(tmp_path), LAYOUT), keys_of(4)
     cache.keep(keys, span_of(4))
     cache.close()
-    cache = PrefixCache(spec_of(tmp_path), SHAPE)
+    cache = PrefixCache(spec_of(tmp_path), LAYOUT)
     block = next(block for block in cache._ssd.blocks() if block.key == keys[1])
     cache.close()
     [slab] = tmp_path.rglob("slab")
     contents = np.fromfile(slab, np.uint8)
-    contents[block.offset_bytes + header_bytes(block.key, SHAPE.layers) + 100] ^= 1
+    contents[block.offset_bytes + header_bytes(block.key, LAYOUT.layers) + 100] ^= 1
     contents.tofile(slab)
-    cache = PrefixCache(spec_of(tmp_path), SHAPE)
+    cache = PrefixCache(spec_of(tmp_path), LAYOUT)
     assert set(cache.found_at_start().added) == set(keys)
     for _ in keys:
         list(cache.prefix(keys).layers())
@@ -155,7 +157,7 @@ def pool_client(server):
 
 def test_a_reset_does_without_a_pool_that_does_not_answer(tmp_path):
     """The caches are empty afterwards and usable, and the worker has no pool until it is told of the next."""
-    cache, keys = PrefixCache(spec_of(tmp_path), SHAPE), keys_of(3)
+    cache, keys = PrefixCache(spec_of(tmp_path), LAYOUT), keys_of(3)
     with BlockServer(DramBackend(1 << 22), bytes(32)) as server:
         cache.use_pool(pool_client(server))
     cache.keep(keys, span_of(3))
@@ -194,7 +196,7 @@ def stalled_pool():
 
 def test_a_pool_that_stalls_costs_nothing_that_dram_holds(tmp_path, stalled_pool):
     """At the end of a worker DRAM is on the SSD before the pool has taken a block that waits for it."""
-    cache, keys = PrefixCache(spec_of(tmp_path, blocks=8, ssd_blocks=16), SHAPE), keys_of(200)
+    cache, keys = PrefixCache(spec_of(tmp_path, blocks=8, ssd_blocks=16), LAYOUT), keys_of(200)
     cache.use_pool(stalled_pool.client)
     for first in range(0, 200, 4):  # until a block of the SSD is on its way to the pool
         cache.keep(keys[first : first + 4], span_of(4, seed=first))
@@ -206,14 +208,14 @@ def test_a_pool_that_stalls_costs_nothing_that_dram_holds(tmp_path, stalled_pool
     assert held
     cache.close()
     assert not stalled_pool.is_over
-    cache = PrefixCache(spec_of(tmp_path, blocks=8, ssd_blocks=16), SHAPE)
+    cache = PrefixCache(spec_of(tmp_path, blocks=8, ssd_blocks=16), LAYOUT)
     assert held <= set(cache.found_at_start().added)
     cache.close()
 
 
 def test_damage_is_counted_once_whatever_pool_is_used(tmp_path, monkeypatch):
     """A change of the pool takes nothing from the count of damaged blocks."""
-    cache, keys = PrefixCache(spec_of(tmp_path), SHAPE), keys_of(4)
+    cache, keys = PrefixCache(spec_of(tmp_path), LAYOUT), keys_of(4)
     cache.keep(keys, span_of(4))
     cache.news(keys)
 
@@ -234,7 +236,7 @@ def test_damage_is_counted_once_whatever_pool_is_used(tmp_path, monkeypatch):
 
 def test_a_call_that_comes_after_the_end_does_not_wait(tmp_path):
     """A fetch that returns late is told that the cache is closed."""
-    cache = PrefixCache(spec_of(tmp_path), SHAPE)
+    cache = PrefixCache(spec_of(tmp_path), LAYOUT)
     cache.close()
     with pytest.raises(StorageError, match="closed"):
         cache.match(keys_of(1))
@@ -244,7 +246,7 @@ def test_a_folder_of_another_model_is_left_alone(tmp_path):
     """A worker that restarts with another model finds nothing of the first, which stays for its return."""
     keys, span = keys_of(3), span_of(3)
     for model, found in ((b"model", set()), (b"other", set()), (b"model", set(keys)), (b"other", set(keys))):
-        cache = PrefixCache(spec_of(tmp_path), dataclasses.replace(SHAPE, fingerprint=model))
+        cache = PrefixCache(spec_of(tmp_path), dataclasses.replace(LAYOUT, fingerprint=model))
         update = cache.found_at_start()
         assert (set() if update is None else set(update.added)) == found
         assert cache.match(keys) == len(found)

@@ -65,14 +65,14 @@ class Bench:
         cluster = flat.live(device="cpu", backend="dense", block_size_tokens=BLOCK, **changes)
         model = load_model("random:lab-tiny", device="cpu", backend="dense", positions=1024)
         name = fingerprint(model.config, model.weights_digest, model.embedding.dtype)
-        self.shape = KVLayout.of(model, name)
+        self.layout = KVLayout.of(model, name, block_tokens=BLOCK)
         self.reports, self.inbox, self.sent = [], queue.SimpleQueue(), Sent()
         self.watch = lambda _: None
         self.role = PrefillRole(
             WorkerContext(
                 spec=worker_spec(*cluster, "prefill-0", bytes(32)),
                 model=model,
-                shape=self.shape,
+                layout=self.layout,
                 identity=Identity(name="prefill-0", token=bytes(32), fingerprint=name, timeout_s=10.0),
                 senders=self.sent,
                 channel=None,
@@ -93,7 +93,7 @@ class Bench:
         )
 
     def keys(self, prompt):
-        return self.role._context.keys(np.array(prompt, np.int32))
+        return self.layout.keys(prompt)
 
     def serve(self, order):
         """Take an order and compute until it is done; the KVCache that the decode worker has then."""
@@ -122,7 +122,7 @@ class Bench:
         messages = [(m, payload) for m, payload in self.sent.messages if m.job == order.job]
         [start] = [m for m, _ in messages if isinstance(m, StartTransfer)]
         [end] = [m for m, _ in messages if isinstance(m, EndTransfer)]
-        layers, covered = self.shape.empty(start.tokens), [0] * self.shape.layers
+        layers, covered = self.layout.empty(start.tokens), [0] * self.layout.layers
         for layer in layers:
             layer.fill_(torch.nan)
         for message, payload in messages:
@@ -132,7 +132,7 @@ class Bench:
                 place = layers[message.layer][:, message.start : message.start + message.tokens]
                 place.copy_(torch.from_numpy(part).view(place.dtype).view(place.shape))
                 covered[message.layer] = max(covered[message.layer], message.start + message.tokens)
-        assert covered == [start.tokens] * self.shape.layers
+        assert covered == [start.tokens] * self.layout.layers
         return layers, end.first_token
 
     def told(self, kind):
@@ -168,7 +168,7 @@ def test_a_block_lost_while_it_is_loaded_is_computed(monkeypatch):
     real, keys = bench.role._cache.read_into, bench.keys(prompt)
 
     def read_into(key, layers, *, first_layer=0):
-        if key == keys[2] and first_layer == bench.shape.layers - 1:
+        if key == keys[2] and first_layer == bench.layout.layers - 1:
             return None
         return real(key, layers, first_layer=first_layer)
 
@@ -198,7 +198,7 @@ def test_what_was_read_from_the_ssd_is_reported_and_rises(tmp_path):
     assert same(bench.serve(bench.order(prompt, n=11)), computed)
     [read] = bench.told(TierRead)
     assert read.attempt.request_id == 11
-    assert read.bytes == 64 * bench.shape.bytes_per_token
+    assert read.bytes == 64 * bench.layout.bytes_per_token
     assert read.start_s <= read.at_s <= bench.told(PrefillDone)[-1].at_s
     bench.end(bench.role._background)
     updates = [each for each in bench.reports if isinstance(each, CacheUpdate)]
@@ -221,9 +221,9 @@ def test_a_holder_reports_what_it_reads_from_its_ssd_for_another_worker(tmp_path
     prompt = list(range(3, 3 + 64))
     bench, _ = on_ssd(tmp_path, prompt)
     layers = list(bench.role.lookup(Job(1, 77, 1), bench.keys(prompt)))
-    assert [len(layer) for layer in layers] == [4] * bench.shape.layers
+    assert [len(layer) for layer in layers] == [4] * bench.layout.layers
     [read] = bench.told(TierRead)
-    assert (read.attempt.request_id, read.bytes) == (77, 64 * bench.shape.bytes_per_token)
+    assert (read.attempt.request_id, read.bytes) == (77, 64 * bench.layout.bytes_per_token)
 
 
 def test_the_ssd_is_timed_without_a_trace(tmp_path):
@@ -232,7 +232,7 @@ def test_the_ssd_is_timed_without_a_trace(tmp_path):
     for one in (bench, Bench(cache_tokens=8 * BLOCK, ssd_dir=str(tmp_path / "empty"), ssd_tokens=4096)):
         before = one.role._cache._ssd.used_bytes
         times = one.role._cache.time_ssd()
-        assert sum(size for size, _ in times) == 8 * BLOCK * one.shape.bytes_per_token
+        assert sum(size for size, _ in times) == 8 * BLOCK * one.layout.bytes_per_token
         assert one.role._cache._ssd.used_bytes == before
     assert same(bench.serve(bench.order(list(range(3, 3 + 64)), n=11)), computed)
     assert Bench().role._cache.time_ssd() == ()
@@ -243,7 +243,7 @@ def test_blocks_of_an_empty_ssd_are_synced_together(tmp_path, monkeypatch):
     one = Bench(cache_tokens=8 * BLOCK, ssd_dir=str(tmp_path), ssd_tokens=4096)
     syncs, fdatasync = [], os.fdatasync
     monkeypatch.setattr(os, "fdatasync", lambda file: syncs.append(file) or fdatasync(file))
-    assert len(one.role._cache.time_ssd()) == 8 * one.shape.layers
+    assert len(one.role._cache.time_ssd()) == 8 * one.layout.layers
     assert len(syncs) == 1
 
 
@@ -251,7 +251,7 @@ def test_a_damaged_or_small_ssd_is_timed_all_the_same(tmp_path):
     """A block whose bytes have changed is passed over, and a slab of few blocks is filled no further."""
     bench, _ = on_ssd(tmp_path / "damaged", list(range(3, 3 + 64)))
     ssd = bench.role._cache._ssd
-    layers = bench.shape.layers
+    layers = bench.layout.layers
     [slab_file] = (tmp_path / "damaged").rglob("slab")
     with slab_file.open("r+b") as slab:
         block = next(iter(ssd.blocks()))
@@ -313,7 +313,7 @@ def test_a_worker_that_ends_does_not_wait_for_a_pool(monkeypatch, tmp_path):
     assert not release.is_set()
     release.set()
     bench.role._background.shutdown(wait=True)
-    cache = PrefixCache(bench.role._context.spec, bench.shape)
+    cache = PrefixCache(bench.role._context.spec, bench.layout)
     assert set(cache.found_at_start().added) == set(bench.keys(prompt))
     cache.close()
 
@@ -368,7 +368,7 @@ def test_a_block_lost_in_a_packed_iteration_costs_its_own_prompt_alone(monkeypat
     real, lost = bench.role._cache.read_into, bench.keys(prompts[0])[2]
 
     def read_into(key, layers, *, first_layer=0):
-        if key == lost and first_layer == bench.shape.layers - 1:
+        if key == lost and first_layer == bench.layout.layers - 1:
             return None
         return real(key, layers, first_layer=first_layer)
 
@@ -436,7 +436,7 @@ def test_a_prompt_is_computed_while_its_prefix_arrives(monkeypatch, way, streams
     bench.end(bench.role._fetcher)
     blocks = {"late": 0, "stalled": 0, "cut": 0, "shrinks": 2}.get(way, 3)
     [fetched] = bench.told(PrefixFetched)
-    assert fetched.bytes == blocks * BLOCK * bench.shape.bytes_per_token
+    assert fetched.bytes == blocks * BLOCK * bench.layout.bytes_per_token
     assert fetched.start_s + 0.3 * is_late <= fetched.at_s <= time.monotonic()
     assert bench.told(PrefillDone)[-1].reused_tokens == (1 + blocks) * BLOCK
     assert bench.role._cache.match(bench.keys(prompt)) == (0 if is_late else 5)
@@ -456,7 +456,7 @@ def test_what_a_holder_lacks_comes_from_the_pool(monkeypatch, pooled):
     monkeypatch.setattr(prefill_module, "fetch_layers", lambda *_: (layer[:2] for layer in kept))
     monkeypatch.setattr(bench.role._cache, "pooled", pool)
     assert same(bench.serve(bench.order(prompt, n=2, fetch=Fetch("prefill-1", 9, 4))), computed)
-    size = BLOCK * bench.shape.bytes_per_token
+    size = BLOCK * bench.layout.bytes_per_token
     expected = [("prefill-1", 2 * size), ("pool", pooled * size)]
     assert [(one.source, one.bytes) for one in bench.told(PrefixFetched)] == expected[: 1 + (pooled > 0)]
     assert bench.told(PrefillDone)[-1].reused_tokens == (2 + pooled) * BLOCK
@@ -476,7 +476,7 @@ def test_prompts_are_timed_as_they_are_served(monkeypatch, streams_layers):
         sent.setdefault(message.job, []).append(message)
     for start, *chunks, end in sent.values():
         assert (type(start), type(end)) == (StartTransfer, CancelOrder)
-        tokens = [0] * bench.shape.layers
+        tokens = [0] * bench.layout.layers
         for chunk in chunks:
             assert chunk.start == tokens[chunk.layer]
             tokens[chunk.layer] += chunk.tokens

@@ -17,7 +17,7 @@ from mooncake_lab.core import MIB
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
 from mooncake_lab.engine.roles import PrefillEngine, PrefillResult, Prompt
-from mooncake_lab.engine.sampling import GREEDY, Sampling
+from mooncake_lab.engine.sequence import GenerationRequest
 from mooncake_lab.store.backed_tier import BlockWriter
 from mooncake_lab.store.tiered_store import TieredStore
 
@@ -315,31 +315,23 @@ class LayerwisePrefill:
         """Return when what was computed so far is stored or given up."""
         self.writer.flush()
 
-    def prefill(
-        self, prompt: Prompt, *, load: bool = True, keep: bool = True, sampling: Sampling = GREEDY
-    ) -> LayerwiseResult:
+    def prefill(self, prompt: Prompt, *, keep: bool = True) -> LayerwiseResult:
         """Prefill one prompt, up to its first token; what it computed may still be on its way to the store then.
 
         Args:
             prompt: token ids.
-            load: whether to reuse what the store holds.
             keep: whether to store what is computed.
-            sampling: of the first token.
 
         Raises:
             ValueError: when the prompt does not fit.
         """
         keys = self.layout.keys(prompt)
-        held = keys[: self._store.match_prefix(keys)] if load else []
+        held = keys[: self._store.match_prefix(keys)]
         arriving = ArrivingPrefix(StoredBlocks(self._store, held), self.layout, whole=not self._overlap)
         leaving = LeavingKV(self.writer, keys, whole=not self._overlap) if keep else None
         with self._pinned(held):
-            asked = self._engine.submit(
-                prompt,
-                prefix=arriving if held else (),
-                sampling=sampling,
-                on_kv=leaving.on_layer if leaving else None,
-            )
+            request = GenerationRequest(prompt=prompt, on_kv=leaving.on_layer if leaving else None)
+            asked = self._engine.submit(request, prefix=arriving if held else ())
             try:
                 result = self._engine.wait(asked)
             finally:

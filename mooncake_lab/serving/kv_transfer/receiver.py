@@ -99,7 +99,7 @@ class KVReceiver:
 
     Args:
         identity: what this worker shows to its peers; peers must know the same token and model.
-        shape: of the KVCache.
+        layout: of the KVCache.
         most_tokens: of one request.
         delivered: told of each complete request, on the thread of its connection.
         give: the leading blocks of keys that others ask for, for an attempt.
@@ -111,7 +111,7 @@ class KVReceiver:
     def __init__(
         self,
         identity: Identity,
-        shape: KVLayout,
+        layout: KVLayout,
         *,
         most_tokens: int,
         delivered: Callable[[ReceivedKV], None],
@@ -122,7 +122,8 @@ class KVReceiver:
     ) -> None:
         self._link = link or PacedLink()
         self._identity = identity
-        self._shape = shape
+        self._layout = layout
+        self._token_bytes = layout.layer_bytes // layout.block_tokens  # in one layer
         self._most_tokens = most_tokens
         self._delivered = delivered
         self._give = give
@@ -150,7 +151,7 @@ class KVReceiver:
         self._listener.close()
 
     def _serve(self, peer: socket.socket, fingerprint: bytes) -> None:
-        if fingerprint != self._shape.fingerprint:
+        if fingerprint != self._layout.fingerprint:
             raise ProtocolError(f"the peer runs another model than {self._identity.name}")
         wire.send_frame(peer, Ack(), (), self._identity.timeout_s)
         try:
@@ -198,7 +199,7 @@ class KVReceiver:
     def _begin(self, message: StartTransfer) -> PartialKV:
         if not 0 < message.tokens <= self._most_tokens:
             raise ProtocolError(f"a request of {message.tokens} tokens; allowed are 1 to {self._most_tokens}")
-        layers = self._shape.empty(message.tokens)
+        layers = self._layout.empty(message.tokens)
         return PartialKV(tokens=message.tokens, layers=layers, covered=[0] * len(layers))
 
     def _lend(self, connection: Connection, size_bytes: int) -> RemoteAddress | None:
@@ -214,12 +215,12 @@ class KVReceiver:
             raise ProtocolError(f"a piece of {message.job}, which never began here")
         stop = message.start + message.tokens
         fits = 0 <= message.layer < len(into.layers) and 0 <= message.start < stop <= into.tokens
-        moved = message.tokens * self._shape.layer_bytes
+        moved = message.tokens * self._token_bytes
         follow = moved if message.pushed is None else 0
         if not fits or message.start > into.covered[message.layer] or size != follow:
             raise ProtocolError(
                 f"{size} bytes for tokens {message.start} to {stop} of layer {message.layer}; it has {into.tokens}"
-                f" tokens in {len(into.layers)} layers, {self._shape.layer_bytes} bytes a token and layer"
+                f" tokens in {len(into.layers)} layers, {self._token_bytes} bytes a token and layer"
             )
         start_s = time.monotonic()
         place = into.layers[message.layer]
@@ -242,7 +243,7 @@ class KVReceiver:
         self._delivered(
             ReceivedKV(
                 job=message.job,
-                kv=self._shape.span(done.layers),
+                kv=self._layout.span(done.layers),
                 first_token=message.first_token,
                 moves=tuple(moves),
                 prefilled=message.prefilled,
@@ -262,7 +263,7 @@ class KVReceiver:
             sent_layers += 1
             if into is not None:
                 into = RemoteAddress(into.segment, into.address + payload.nbytes)
-        if sent_layers < self._shape.layers:
+        if sent_layers < self._layout.layers:
             wire.send_frame(peer, Blocks(0), (), self._identity.timeout_s)
 
     def _probe(self, connection: Connection, message: Probe, size: int) -> None:

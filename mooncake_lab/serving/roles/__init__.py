@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.cluster import AttemptFailed, PrefillDropped, RequestDone
-from mooncake_lab.core import DecodeStretch, block_keys
+from mooncake_lab.core import DecodeStretch
 from mooncake_lab.engine import EngineSettings, GenerationRequest, LlamaModel, Output, Sampling
 from mooncake_lab.engine.kv_layout import KVLayout
-from mooncake_lab.engine.sequence import TokenCallback
+from mooncake_lab.engine.sequence import KVCallback, TokenCallback
 from mooncake_lab.serving.kv_transfer import Identity
 from mooncake_lab.serving.kv_transfer.sender import KVSenders
 from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel
@@ -19,7 +19,6 @@ from mooncake_lab.serving.messages import (
     Job,
     Report,
     RequestOrder,
-    SamplingParams,
     WorkerEvent,
     WorkerMessage,
 )
@@ -33,7 +32,8 @@ class WorkerContext:
 
     spec: WorkerSpec
     model: LlamaModel
-    shape: KVLayout
+    layout: KVLayout
+    """Of the blocks of its KVCache."""
     identity: Identity
     senders: KVSenders
     channel: TransferEngineChannel | None
@@ -62,13 +62,8 @@ class WorkerContext:
             max_requests=max_requests,
             max_request_tokens=spec.window,
             prefix_caching=prefix_caching,
-            keep_log=spec.role == "coupled" or (spec.role == "decode" and spec.pacer is not None),
+            keep_log=False,
         )
-
-    def keys(self, prompt: npt.NDArray[np.int32]) -> list[bytes]:
-        """The keys of a prompt's whole blocks."""
-        size, name = self.spec.block_size_tokens, self.shape.fingerprint
-        return block_keys(prompt, size, namespace=name, partial=False)
 
 
 def report_dropped(context: WorkerContext, job: Job) -> None:
@@ -107,12 +102,9 @@ def prompt_tokens(order: RequestOrder) -> npt.NDArray[np.int32]:
     return np.frombuffer(order.prompt, dtype="<i4").astype(np.int32)
 
 
-def sampling(params: SamplingParams) -> Sampling:
-    """How the engine picks the tokens of a request."""
-    return Sampling(temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, seed=params.seed)
-
-
-def generation_request(order: RequestOrder, on_token: TokenCallback) -> GenerationRequest:
+def generation_request(
+    order: RequestOrder, *, on_token: TokenCallback | None = None, on_kv: KVCallback | None = None
+) -> GenerationRequest:
     """A request as an engine takes it.
 
     Raises:
@@ -122,8 +114,11 @@ def generation_request(order: RequestOrder, on_token: TokenCallback) -> Generati
     return GenerationRequest(
         prompt=prompt_tokens(order),
         max_new_tokens=params.max_new_tokens,
-        sampling=sampling(params),
+        sampling=Sampling(
+            temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, seed=params.seed
+        ),
         end_tokens=params.end_tokens,
         min_new_tokens=params.min_new_tokens,
         on_token=on_token,
+        on_kv=on_kv,
     )

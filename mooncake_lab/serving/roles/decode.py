@@ -8,7 +8,7 @@ from typing import Final, final
 
 import msgspec
 
-from mooncake_lab.batching import BATCHING_POLICIES
+from mooncake_lab.batching import BATCHING_POLICIES, Segment
 from mooncake_lab.cluster import ChunkDone, DecodeStarted, KVArrived, KVLoaded, KVPartArrived, RequestDone
 from mooncake_lab.engine import CoupledEngine, DecodeEngine, GenerationRequest, KVSpan
 from mooncake_lab.engine.roles import Prompt
@@ -77,7 +77,7 @@ class DecodeRole:
             case Measure():
                 context = self._context
                 vocabulary = context.model.config.vocabulary
-                context.send(measure_decode(self._engine.engine, context.shape, context.spec, vocabulary))
+                context.send(measure_decode(self._engine.engine, context.layout, context.spec, vocabulary))
             case _:
                 raise TypeError(f"a decode worker cannot take {type(item).__name__}")
 
@@ -85,10 +85,8 @@ class DecodeRole:
         """Generate one token for each request in the batch."""
         start_s = time.monotonic()
         done = self._engine.step()
-        log, pacer = self._engine.engine.log, self._context.spec.pacer
-        if pacer is not None and log:
-            pacer.hold_decode(start_s, log[-1].plan.segments)
-            log.clear()
+        if self._context.spec.pacer is not None:
+            self._context.spec.pacer.hold_decode(start_s, self._engine.engine.last_plan.segments)
         end_s = time.monotonic()
         if self._made:
             made = [(job.request_id, token) for job, token in self._made]
@@ -112,7 +110,7 @@ class DecodeRole:
             self._context.report(job, RequestDone(at_s=time.monotonic(), attempt=job.attempt))
             return
         try:
-            request = generation_request(order, lambda _, token: self._made.append((job, token)))
+            request = generation_request(order, on_token=lambda _, token: self._made.append((job, token)))
             request_id = self._engine.submit(request, first_token=came.first_token, kv=(came.kv,))
         except ValueError as error:
             self._context.report(job, hopeless(job, str(error)))
@@ -203,10 +201,13 @@ class CoupledRole:
         """Run one iteration: pieces of prompts, and decodes."""
         start_s = time.monotonic()
         done = self._engine.step()
-        self._keep_pace(start_s)
+        plan, pacer = self._engine.engine.last_plan, self._context.spec.pacer
+        pieces = [(self._served[segment.request_id], segment) for segment in plan.prefills]
+        if pacer is not None:
+            begun = sum(not served.has_begun for served, _ in pieces)
+            pacer.hold_iteration(start_s, plan.segments, begun)
         end_s = time.monotonic()
-        chunks = self._chunks(start_s, end_s)
-        self._report_iteration(chunks, start_s, end_s)
+        self._report_iteration(pieces, start_s, end_s)
         for output in done:
             served = self._leave(output.request_id)
             if served is None:
@@ -214,12 +215,12 @@ class CoupledRole:
             if output.finish_reason == "rejected":
                 report_dropped(self._context, served.job)
             self._context.report(served.job, ended(served.job, output, end_s))
-        if chunks:
+        if pieces:
             self._announce()
 
     def _measure(self) -> None:
         engine, context = self._engine.engine, self._context
-        known = context.shape, context.spec, context.model.config.vocabulary
+        known = context.layout, context.spec, context.model.config.vocabulary
 
         def prefill(prompt: Prompt, _: Sequence[KVSpan]) -> None:
             engine.submit(GenerationRequest(prompt=prompt, max_new_tokens=1, end_tokens=()))
@@ -228,14 +229,13 @@ class CoupledRole:
         rows = measure_prefill(prefill, *known)
         context.send(msgspec.structs.replace(measure_decode(engine, *known), prefill=rows))
         engine.allocator.forget()
-        engine.log.clear()
 
     def _accept(self, order: PrefillOrder) -> None:
         prompt = prompt_tokens(order)
-        keys = self._context.keys(prompt) if self._context.spec.prefix_caching else []
+        keys = self._context.layout.keys(prompt) if self._context.spec.prefix_caching else []
         served = _Served(job=order.job, keys=keys, tokens=order.shown_tokens)
         try:
-            request = generation_request(order, lambda _, token: self._made.append((served, token)))
+            request = generation_request(order, on_token=lambda _, token: self._made.append((served, token)))
             request_id = self._engine.submit(request)
         except ValueError as error:
             report_dropped(self._context, order.job)
@@ -250,39 +250,7 @@ class CoupledRole:
             self._ended_keys.update(served.keys)
         return served
 
-    def _keep_pace(self, start_s: float) -> None:
-        pacer, log = self._context.spec.pacer, self._engine.engine.log
-        if pacer is not None and log:
-            segments = log[-1].plan.segments
-            new = sum(s.kind == "prefill" and not self._has_begun(s.request_id) for s in segments)
-            pacer.hold_iteration(start_s, segments, new)
-
-    def _has_begun(self, request_id: int) -> bool:
-        served = self._served.get(request_id)
-        return served is not None and served.has_begun
-
-    def _chunks(self, start_s: float, end_s: float) -> list[tuple[Job, ChunkDone]]:
-        """The pieces of prompts that the last iteration computed."""
-        log, chunks = self._engine.engine.log, list[tuple[Job, ChunkDone]]()
-        segments = log[-1].plan.segments if log else ()
-        log.clear()
-        for segment in segments:
-            served = self._served.get(segment.request_id)
-            if segment.kind == "prefill" and served is not None:
-                chunk = ChunkDone(
-                    at_s=end_s,
-                    attempt=served.job.attempt,
-                    worker=self._context.spec.name,
-                    start_s=start_s,
-                    computed_tokens=segment.new_tokens,
-                    reused_tokens=0 if served.has_begun else segment.cached_tokens,
-                    context_tokens=segment.cached_tokens + segment.new_tokens,
-                )
-                served.has_begun = True
-                chunks.append((served.job, chunk))
-        return chunks
-
-    def _report_iteration(self, chunks: list[tuple[Job, ChunkDone]], start_s: float, end_s: float) -> None:
+    def _report_iteration(self, pieces: list[tuple[_Served, Segment]], start_s: float, end_s: float) -> None:
         """Steps of requests that had tokens before, then pieces of prompts, then the first tokens of others."""
         made, self._made = self._made, []
         stepped = [served for served, _ in made if served.tokens]
@@ -292,14 +260,28 @@ class CoupledRole:
         if stepped:
             ids = [one.job.request_id for one in stepped]
             events.append(step_done(self._context.spec.name, start_s, end_s, ids))
-        events += [chunk for _, chunk in chunks]
+        events += [self._chunk_done(served, segment, start_s, end_s) for served, segment in pieces]
         events += [DecodeStarted(at_s=end_s, attempt=one.job.attempt) for one in first]
+        for served, _ in pieces:
+            served.has_begun = True
         for served, _ in made:
             served.tokens, served.is_decoding = served.tokens + 1, True
-        jobs = [served.job for served, _ in made] + [job for job, _ in chunks]
-        if jobs:
+        if events:
+            job = (*made, *pieces)[0][0].job
             tokens = [(served.job.request_id, token) for served, token in made]
-            self._context.report(jobs[0], *events, tokens=tokens)
+            self._context.report(job, *events, tokens=tokens)
+
+    def _chunk_done(self, served: _Served, segment: Segment, start_s: float, end_s: float) -> ChunkDone:
+        """The report of a piece of a prompt."""
+        return ChunkDone(
+            at_s=end_s,
+            attempt=served.job.attempt,
+            worker=self._context.spec.name,
+            start_s=start_s,
+            computed_tokens=segment.new_tokens,
+            reused_tokens=0 if served.has_begun else segment.cached_tokens,
+            context_tokens=segment.cached_tokens + segment.new_tokens,
+        )
 
     def _announce(self) -> None:
         """Tell the cluster which whole prompt blocks the engine can find again."""

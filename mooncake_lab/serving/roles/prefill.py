@@ -5,19 +5,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from types import FunctionType
 from typing import Final, final
 
 import torch
 
 from mooncake_lab.cluster import POOL, PrefillDone, PrefillDropped, PrefillStarted, PrefixFetched, TierRead
 from mooncake_lab.core import blocks_for
-from mooncake_lab.engine import KVSpan, PrefillEngine, PrefillResult
+from mooncake_lab.engine import GenerationRequest, KVSpan, PrefillEngine, PrefillResult
 from mooncake_lab.engine.kv_layout import bytes_of
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
 from mooncake_lab.engine.roles import Prompt as PromptTokens
@@ -41,7 +40,7 @@ from mooncake_lab.serving.messages import (
     UsePool,
 )
 from mooncake_lab.serving.prefix_cache import HeldPrefix, PrefixCache, open_pool
-from mooncake_lab.serving.roles import WorkerContext, hopeless, prompt_tokens, report_dropped, sampling
+from mooncake_lab.serving.roles import WorkerContext, generation_request, hopeless, prompt_tokens, report_dropped
 from mooncake_lab.store.backends import StorageError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -106,8 +105,8 @@ class PrefillRole:
         """Those that began together, the ended ones included."""
         self._fetcher = ThreadPoolExecutor(2, thread_name_prefix="fetch")
         self._fetches_as = replace(context.identity, timeout_s=context.spec.fetch_timeout_s)
-        self._layout = replace(context.shape, block_tokens=context.spec.block_size_tokens)
-        self._cache = PrefixCache(context.spec, context.shape)
+        self._layout = context.layout
+        self._cache = PrefixCache(context.spec, context.layout)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="cache")
         context.enqueue(lambda: self._update(self._cache.found_at_start()))  # when the cluster knows this worker
 
@@ -121,7 +120,7 @@ class PrefillRole:
         match item:
             case PrefillOrder():
                 self._accept(item)
-            case FunctionType():
+            case Callable():
                 item()
             case UsePool():
                 self._background.submit(self._use_pool, item.address)
@@ -183,7 +182,7 @@ class PrefillRole:
 
     def _accept(self, order: PrefillOrder) -> None:
         tokens = prompt_tokens(order)
-        fetch, keys = order.fetch, self._context.keys(tokens)
+        fetch, keys = order.fetch, self._layout.keys(tokens)
         if fetch is not None and fetch.source == POOL and self._cache.match(keys) >= fetch.blocks:
             fetch = None  # all of it is here
         prompt = Prompt(order=order, tokens=len(tokens), keys=keys, is_ready=fetch is None)
@@ -224,7 +223,7 @@ class PrefillRole:
     def _over(self, prompt: Prompt, arriving: ArrivingBlocks) -> None:
         """A fetch is over: what came is in the cache; or its time is over, and nothing came."""
         arriving.give_up()  # at once: the engine may wait for it
-        self._context.enqueue(lambda: self._fetched(prompt))
+        self._context.enqueue(partial(self._fetched, prompt))
 
     def _fetched(self, prompt: Prompt) -> None:
         self._end_fetch(prompt)
@@ -260,7 +259,7 @@ class PrefillRole:
         """Use the pool at an address, or none."""
         context = self._context
         try:
-            pool = None if address is None else open_pool(context.spec, context.shape, address)
+            pool = None if address is None else open_pool(context.spec, context.layout, address)
             found = self._cache.use_pool(pool)
         except (OSError, StorageError) as error:
             _LOG.warning("%s does not use the pool at %s: %s", context.spec.name, address, error)
@@ -269,7 +268,7 @@ class PrefillRole:
 
     def _begin(self, prompt: Prompt, held: HeldPrefix, now_s: float) -> None:
         prompt.start_s = now_s
-        context, order, params = self._context, prompt.order, prompt.order.params
+        context, order = self._context, prompt.order
         attempt, name = order.job.attempt, context.spec.name
         context.report(order.job, PrefillStarted(at_s=prompt.start_s, attempt=attempt, worker=name))
         assert order.deliver_to is not None  # noqa: S101  # the cluster names a decode worker with each prompt
@@ -285,12 +284,8 @@ class PrefillRole:
         )
         try:
             request_id = self._engine.submit(
-                prompt_tokens(order),
+                generation_request(order, on_kv=stream if context.spec.streams_layers else None),
                 prefix=arriving if held.blocks else (),
-                sampling=sampling(params),
-                end_tokens=params.end_tokens,
-                min_new_tokens=params.min_new_tokens,
-                on_kv=stream if context.spec.streams_layers else None,
             )
         except ValueError as error:
             sender.send(CancelOrder(order.job))
@@ -380,11 +375,11 @@ class PrefillRole:
             for span in prefix:
                 for layer, tensor in enumerate(span.layers):
                     stream(layer, 0, tensor)
-            on_kv = stream if context.spec.streams_layers else None
-            self._engine.wait(self._engine.submit(prompt, prefix=prefix, on_kv=on_kv))
+            request = GenerationRequest(prompt=prompt, on_kv=stream if context.spec.streams_layers else None)
+            self._engine.wait(self._engine.submit(request, prefix=prefix))
             sender.send(CancelOrder(job))  # nobody decodes it
 
-        rows = measure_prefill(prefill, context.shape, context.spec, context.model.config.vocabulary)
+        rows = measure_prefill(prefill, context.layout, context.spec, context.model.config.vocabulary)
         transfer = measure_transfer(port, context.identity, context.link, context.channel)
         context.send(Measured(prefill=rows, transfer=transfer, ssd=self._cache.time_ssd()))
 
