@@ -62,13 +62,12 @@ class Clients:
             ValueError: when it can never be served, or its id is in use.
         """
         check_prompt(prompt, params, self.max_model_len(), self._ready.shape.vocabulary)
-        shape: dict[str, Any] = {
+        own: dict[str, Any] = {
             "input_tokens": len(prompt),
             "block_keys": self._keys(prompt),
             "block_size_tokens": self._spec.block_size_tokens,
         }
-        fresh = traced is None
-        request = Request(id=self._next_id, arrival_s=0.0, **shape) if fresh else replace(traced, **shape)
+        request = Request(id=self._next_id, arrival_s=0.0, **own) if traced is None else replace(traced, **own)
         if request.id in self.streams:
             raise ValueError(f"request {request.id} is in flight already")
         self._next_id = max(self._next_id, request.id + 1)  # workers and the log know each id of a run once
@@ -83,8 +82,7 @@ class Clients:
         if stream.complete_by(self._ready.end_tokens) is not None:
             return None
         grown = request.input_tokens + tokens
-        known = np.concatenate([stream.prompt, np.asarray(stream.tokens, dtype=np.int32)])[:grown]
-        return replace(request, input_tokens=grown, block_keys=self._keys(known))
+        return replace(request, input_tokens=grown, block_keys=self._keys(stream.known(grown)))
 
     def note_reuse(self, event: PrefillDone | ChunkDone) -> None:
         """The first prefill says what was reused: a later one, after a failure, finds what the first computed."""

@@ -13,7 +13,7 @@ from typing import final
 
 import msgspec
 
-from mooncake_lab.batching import Segment
+from mooncake_lab.batching import Plan
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, PrefillLatency
 
 
@@ -45,27 +45,27 @@ class Pacer(msgspec.Struct, frozen=True, kw_only=True):
             seconds += float(self.prefill.seconds(float(tokens), float(reused_tokens)))
         _hold(start_s + seconds)
 
-    def hold_iteration(self, start_s: float, segments: Sequence[Segment], begun: int = 0) -> None:
+    def hold_iteration(self, start_s: float, plan: Plan, begun: int = 0) -> None:
         """Return when an iteration of prompts and decodes that began then would be over.
 
         Args:
             start_s: when it began (monotonic clock).
-            segments: what it computed.
+            plan: what it computed.
             begun: prompts of which it was the first piece.
         """
-        pieces = [(s.new_tokens, s.cached_tokens) for s in segments if s.kind == "prefill"]
-        contexts = [s.cached_tokens for s in segments if s.kind == "decode"]
-        if pieces or contexts:
+        if plan.segments:
+            pieces = [(segment.new_tokens, segment.cached_tokens) for segment in plan.prefills]
+            contexts = [segment.cached_tokens for segment in plan.decodes]
             seconds = self.hybrid.batch_s(pieces, len(contexts), sum(contexts))
             _hold(start_s + seconds + begun * self.prefill.constant_s)
 
-    def hold_decode(self, start_s: float, segments: Sequence[Segment]) -> None:
+    def hold_decode(self, start_s: float, plan: Plan) -> None:
         """Return when a decode step that began then would be over; with a prompt to recompute, an iteration."""
-        if any(segment.kind == "prefill" for segment in segments):
-            self.hold_iteration(start_s, segments)
-        elif segments:
-            context = float(sum(segment.cached_tokens for segment in segments))
-            _hold(start_s + float(self.decode.step_s(float(len(segments)), context)))
+        if plan.prefills:
+            self.hold_iteration(start_s, plan)
+        elif plan.segments:
+            context = float(sum(segment.cached_tokens for segment in plan.segments))
+            _hold(start_s + float(self.decode.step_s(float(len(plan.segments)), context)))
 
 
 @final

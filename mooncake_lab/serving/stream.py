@@ -63,14 +63,17 @@ class RequestStream:
         self.end = end
         self._news.put_nowait(end)
 
+    def known(self, tokens: int) -> npt.NDArray[np.int32]:
+        """The first tokens of the prompt and the answer behind it."""
+        return np.concatenate([self.prompt, np.asarray(self.tokens, dtype=np.int32)])[:tokens]
+
     def remaining(self, input_tokens: int) -> tuple[bytes, SamplingParams]:
         """The prompt of an attempt with this many tokens, and what it is to generate.
 
         The tokens after `prompt` were shown before.
         """
         shown = input_tokens - len(self.prompt)
-        known = np.concatenate([self.prompt, np.asarray(self.tokens[:shown], dtype=np.int32)])
-        return known.astype("<i4").tobytes(), msgspec.structs.replace(
+        return self.known(input_tokens).astype("<i4").tobytes(), msgspec.structs.replace(
             self.params,
             max_new_tokens=self.params.max_new_tokens - shown,
             min_new_tokens=max(0, self.params.min_new_tokens - shown),

@@ -21,7 +21,6 @@ from mooncake_lab.engine import LlamaModel
 from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.kvcache import fingerprint
 from mooncake_lab.perf import ModelShape
-from mooncake_lab.serving import messages
 from mooncake_lab.serving.kv_transfer import Identity
 from mooncake_lab.serving.kv_transfer.receiver import KVReceiver
 from mooncake_lab.serving.kv_transfer.sender import KVSenders
@@ -29,7 +28,9 @@ from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChann
 from mooncake_lab.serving.messages import (
     ORDERS,
     VERSION,
+    DropConnections,
     Job,
+    Ping,
     Pong,
     Ready,
     Report,
@@ -67,9 +68,7 @@ class Worker:
         self._outbox: queue.SimpleQueue[WorkerMessage | None] = queue.SimpleQueue()
         self._step_began_s: float | None = None
         name = fingerprint(model.config, model.weights_digest, model.embedding.dtype)
-        self._identity = Identity(
-            name=spec.name, token=spec.token, fingerprint=name, timeout_s=spec.peer_timeout_s
-        )
+        identity = Identity(name=spec.name, token=spec.token, fingerprint=name, timeout_s=spec.peer_timeout_s)
         layout = KVLayout.of(model, name, block_tokens=spec.block_size_tokens)
         _check_memory(spec, layout, model.embedding.device)
         link = PacedLink(spec.network_bytes_per_s)
@@ -78,8 +77,8 @@ class Worker:
             spec=spec,
             model=model,
             layout=layout,
-            identity=self._identity,
-            senders=KVSenders(self._identity, self._undelivered, channel, link),
+            identity=identity,
+            senders=KVSenders(identity, self._undelivered, channel, link),
             channel=channel,
             link=link,
             send=self._outbox.put,
@@ -88,7 +87,7 @@ class Worker:
         roles = {"prefill": PrefillRole, "decode": DecodeRole, "coupled": CoupledRole}
         self._role: PrefillRole | DecodeRole | CoupledRole = roles[spec.role](self._context)
         self._reception = KVReceiver(
-            self._identity,
+            identity,
             layout,
             most_tokens=spec.window,
             delivered=self._inbox.put,
@@ -119,32 +118,18 @@ class Worker:
     def _serve(self) -> None:
         """Orders first, then an iteration if there is work, until an order says stop."""
         while True:
-            item = self._next()
-            while item is not None:
-                if isinstance(item, Shutdown):
-                    return
-                self._take(item)
-                item = self._next_if_any()
-            if self._role.busy:
-                self._step_began_s = time.monotonic()
-                self._role.step()
-                self._step_began_s = None
-
-    def _next(self) -> object | None:
-        return self._next_if_any() if self._role.busy else self._inbox.get()
-
-    def _next_if_any(self) -> object | None:
-        try:
-            return self._inbox.get_nowait()
-        except queue.Empty:
-            return None
-
-    def _take(self, item: object) -> None:
-        if isinstance(item, messages.DropConnections):
-            self._context.senders.sever()
-            self._reception.sever()
-        else:
-            self._role.take(item)
+            while not (self._role.busy and self._inbox.empty()):
+                match item := self._inbox.get():
+                    case Shutdown():
+                        return
+                    case DropConnections():
+                        self._context.senders.sever()
+                        self._reception.sever()
+                    case _:
+                        self._role.take(item)
+            self._step_began_s = time.monotonic()
+            self._role.step()
+            self._step_began_s = None
 
     def _listen(self) -> None:
         """Queue orders from the cluster until it says stop; when the cluster is gone, the process ends."""
@@ -152,7 +137,7 @@ class Worker:
             orders = self._control.makefile("rb")
             while (body := read_frame(orders)) is not None:
                 order = ORDERS.decode(body)
-                if isinstance(order, messages.Ping):
+                if isinstance(order, Ping):
                     began_s = self._step_began_s
                     busy_s = 0.0 if began_s is None else time.monotonic() - began_s
                     self._outbox.put(Pong(order.number, busy_s))
@@ -161,19 +146,19 @@ class Worker:
                 if isinstance(order, Shutdown):
                     return
         except (OSError, msgspec.MsgspecError) as error:
-            logging.getLogger(__name__).warning("%s ends: %s", self._identity.name, error)
+            logging.getLogger(__name__).warning("%s ends: %s", self._context.identity.name, error)
         os._exit(0)
 
     def _speak(self) -> None:
         """Send messages to the cluster, all that wait at once, until a None says that there are no more."""
         is_open = True
         while is_open:
-            events = [self._outbox.get()]
+            waiting = [self._outbox.get()]
             while not self._outbox.empty():
-                events.append(self._outbox.get())
-            is_open = events[-1] is not None
+                waiting.append(self._outbox.get())
+            is_open = waiting[-1] is not None
             try:
-                self._control.sendall(pack(event for event in events if event is not None))
+                self._control.sendall(pack(message for message in waiting if message is not None))
             except OSError:
                 os._exit(0)
 
@@ -188,7 +173,7 @@ class Worker:
             name=spec.name,
             pid=os.getpid(),
             port=self._reception.port,
-            fingerprint=self._identity.fingerprint,
+            fingerprint=self._context.identity.fingerprint,
             window=min(spec.window, model.config.max_positions, len(model.rope.cosines)),
             capacity_tokens=self._role.capacity_tokens,
             shape=_model_shape(spec, model),

@@ -10,7 +10,7 @@ import msgspec
 
 from mooncake_lab.batching import BATCHING_POLICIES, Segment
 from mooncake_lab.cluster import ChunkDone, DecodeStarted, KVArrived, KVLoaded, KVPartArrived, RequestDone
-from mooncake_lab.engine import CoupledEngine, DecodeEngine, GenerationRequest, KVSpan
+from mooncake_lab.engine import DecodeEngine, Engine, GenerationRequest, KVSpan
 from mooncake_lab.engine.roles import Prompt
 from mooncake_lab.serving.calibration import measure_decode, measure_prefill
 from mooncake_lab.serving.kv_transfer.receiver import ReceivedKV
@@ -86,7 +86,7 @@ class DecodeRole:
         start_s = time.monotonic()
         done = self._engine.step()
         if self._context.spec.pacer is not None:
-            self._context.spec.pacer.hold_decode(start_s, self._engine.engine.last_plan.segments)
+            self._context.spec.pacer.hold_decode(start_s, self._engine.engine.last_plan)
         end_s = time.monotonic()
         if self._made:
             made = [(job.request_id, token) for job, token in self._made]
@@ -166,8 +166,8 @@ class CoupledRole:
         name, parameters = spec.batching
         settings = context.settings(spec.device_tokens, prefix_caching=spec.prefix_caching)
         policy = BATCHING_POLICIES[name](**parameters)
-        self._engine = CoupledEngine(context.model, policy, settings, clock=time.monotonic)
-        self.capacity_tokens = self._engine.engine.blocks * spec.block_size_tokens
+        self._engine = Engine(context.model, policy, settings, clock=time.monotonic)
+        self.capacity_tokens = self._engine.blocks * spec.block_size_tokens
         self._served: dict[int, _Served] = {}  # by the engine's id
         self._made: list[tuple[_Served, int]] = []
         self._ended_keys: set[bytes] = set()
@@ -176,7 +176,7 @@ class CoupledRole:
     @property
     def busy(self) -> bool:
         """Whether a request waits or runs."""
-        return self._engine.engine.busy
+        return self._engine.busy
 
     def take(self, item: object) -> None:
         """Take an order."""
@@ -189,7 +189,7 @@ class CoupledRole:
                     self._engine.cancel(request_id)
                 report_dropped(self._context, item.job)
             case ResetPrefixCache():
-                self._engine.engine.allocator.forget()
+                self._engine.allocator.forget()
                 self._announce()
                 self._context.send(Pong(item.number, 0.0))
             case Measure():
@@ -201,11 +201,11 @@ class CoupledRole:
         """Run one iteration: pieces of prompts, and decodes."""
         start_s = time.monotonic()
         done = self._engine.step()
-        plan, pacer = self._engine.engine.last_plan, self._context.spec.pacer
+        plan, pacer = self._engine.last_plan, self._context.spec.pacer
         pieces = [(self._served[segment.request_id], segment) for segment in plan.prefills]
         if pacer is not None:
             begun = sum(not served.has_begun for served, _ in pieces)
-            pacer.hold_iteration(start_s, plan.segments, begun)
+            pacer.hold_iteration(start_s, plan, begun)
         end_s = time.monotonic()
         self._report_iteration(pieces, start_s, end_s)
         for output in done:
@@ -219,7 +219,7 @@ class CoupledRole:
             self._announce()
 
     def _measure(self) -> None:
-        engine, context = self._engine.engine, self._context
+        engine, context = self._engine, self._context
         known = context.layout, context.spec, context.model.config.vocabulary
 
         def prefill(prompt: Prompt, _: Sequence[KVSpan]) -> None:
@@ -285,7 +285,7 @@ class CoupledRole:
 
     def _announce(self) -> None:
         """Tell the cluster which whole prompt blocks the engine can find again."""
-        match = self._engine.engine.allocator.match
+        match = self._engine.allocator.match
         known = self._ended_keys.union(*(served.keys for served in self._served.values()))
         self._ended_keys = set()
         added = tuple(key for key in known - self._announced if match([key]))

@@ -14,7 +14,7 @@ from typing import Final, final
 
 import torch
 
-from mooncake_lab.cluster import POOL, PrefillDone, PrefillDropped, PrefillStarted, PrefixFetched, TierRead
+from mooncake_lab.cluster import POOL, PrefillDone, PrefillStarted, PrefixFetched, TierRead
 from mooncake_lab.core import blocks_for
 from mooncake_lab.engine import GenerationRequest, KVSpan, PrefillEngine, PrefillResult
 from mooncake_lab.engine.kv_layout import bytes_of
@@ -51,6 +51,8 @@ class Prompt:
     """A request at a prefill worker. Mutable: it waits, and then it runs."""
 
     order: PrefillOrder
+    sender: KVSender
+    """To its decode worker."""
     tokens: int
     keys: list[bytes]
     is_ready: bool
@@ -185,7 +187,9 @@ class PrefillRole:
         fetch, keys = order.fetch, self._layout.keys(tokens)
         if fetch is not None and fetch.source == POOL and self._cache.match(keys) >= fetch.blocks:
             fetch = None  # all of it is here
-        prompt = Prompt(order=order, tokens=len(tokens), keys=keys, is_ready=fetch is None)
+        assert order.deliver_to is not None  # noqa: S101  # the cluster names a decode worker with each prompt
+        sender = self._context.senders.to(order.deliver_to)
+        prompt = Prompt(order=order, sender=sender, tokens=len(tokens), keys=keys, is_ready=fetch is None)
         self._waiting.append(prompt)
         if fetch is not None:
             prompt.arriving = arriving = ArrivingBlocks(self._layout.layers)
@@ -268,14 +272,11 @@ class PrefillRole:
 
     def _begin(self, prompt: Prompt, held: HeldPrefix, now_s: float) -> None:
         prompt.start_s = now_s
-        context, order = self._context, prompt.order
-        attempt, name = order.job.attempt, context.spec.name
-        context.report(order.job, PrefillStarted(at_s=prompt.start_s, attempt=attempt, worker=name))
-        assert order.deliver_to is not None  # noqa: S101  # the cluster names a decode worker with each prompt
-        sender = context.senders.to(order.deliver_to)
-        sender.send(StartTransfer(job=order.job, tokens=prompt.tokens))
-
-        stream = partial(_send_layer, sender, order.job)
+        context, job = self._context, prompt.order.job
+        attempt, name = job.attempt, context.spec.name
+        context.report(job, PrefillStarted(at_s=prompt.start_s, attempt=attempt, worker=name))
+        prompt.sender.send(StartTransfer(job=job, tokens=prompt.tokens))
+        stream = partial(_send_layer, prompt.sender, job)
         arriving = ArrivingPrefix(
             held,
             self._layout,
@@ -284,19 +285,19 @@ class PrefillRole:
         )
         try:
             request_id = self._engine.submit(
-                generation_request(order, on_kv=stream if context.spec.streams_layers else None),
+                generation_request(prompt.order, on_kv=stream if context.spec.streams_layers else None),
                 prefix=arriving if held.blocks else (),
             )
         except ValueError as error:
-            sender.send(CancelOrder(order.job))
+            prompt.sender.send(CancelOrder(job))
             self._batch.remove(prompt)
-            dropped = PrefillDropped(at_s=time.monotonic(), attempt=attempt, worker=name)
-            context.report(order.job, dropped, hopeless(order.job, str(error)))
+            report_dropped(context, job)
+            context.report(job, hopeless(job, str(error)))
             return
         self._running[request_id] = prompt
 
     def _finish(self, prompt: Prompt, result: PrefillResult) -> None:
-        context, order, job = self._context, prompt.order, prompt.order.job
+        context, job = self._context, prompt.order.job
         self._end_fetch(prompt)
         reused = prompt.reused_tokens = result.reused_tokens
         if context.spec.pacer is not None:
@@ -313,14 +314,10 @@ class PrefillRole:
         assert prompt.held is not None  # noqa: S101  # it has begun
         self._report_tier_read(prompt.held, job)
         context.report(job, prefilled, tokens=[(job.request_id, result.first_token)])
-        assert order.deliver_to is not None  # noqa: S101  # as above
-        sender = context.senders.to(order.deliver_to)
         if not context.spec.streams_layers and result.kv.tokens:
             for layer, tensor in enumerate(result.kv.layers):
-                host = tensor.cpu().contiguous()
-                piece = KVChunk(job=job, layer=layer, start=result.kv.start, tokens=result.kv.tokens)
-                sender.send(piece, [bytes_of(host)])
-        sender.send(EndTransfer(job=job, first_token=result.first_token, prefilled=prefilled))
+                _send_layer(prompt.sender, job, layer, result.kv.start, tensor)
+        prompt.sender.send(EndTransfer(job=job, first_token=result.first_token, prefilled=prefilled))
         if context.spec.prefix_caching:
             self._cache.keep(prompt.keys, result.kv)
             self._update(self._cache.news(prompt.keys))
@@ -359,8 +356,7 @@ class PrefillRole:
                 self._batch.remove(prompt)
                 self._engine.engine.cancel(request_id)
                 self._compute()  # what ends it; the others of its iteration go on
-                if prompt.order.deliver_to is not None:
-                    self._context.senders.to(prompt.order.deliver_to).send(CancelOrder(job))
+                prompt.sender.send(CancelOrder(job))
         report_dropped(self._context, job)
 
     def _measure(self, port: int) -> None:
