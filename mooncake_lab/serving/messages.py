@@ -13,21 +13,7 @@ from typing import Annotated, BinaryIO, Final, TypeAlias
 
 import msgspec
 
-from mooncake_lab.cluster import (
-    Attempt,
-    AttemptFailed,
-    ChunkDone,
-    DecodeStarted,
-    KVArrived,
-    KVLoaded,
-    KVPartArrived,
-    PrefillDone,
-    PrefillDropped,
-    PrefillStarted,
-    PrefixFetched,
-    RequestDone,
-    TierRead,
-)
+from mooncake_lab.cluster import events
 from mooncake_lab.core import DecodeStretch
 from mooncake_lab.net.wire import ProtocolError
 from mooncake_lab.perf import ModelShape
@@ -50,9 +36,9 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
     """The number of the attempt, from 1."""
 
     @property
-    def attempt(self) -> Attempt:
+    def attempt(self) -> events.Attempt:
         """It as the coordinator names it."""
-        return Attempt(self.request_id, self.n)
+        return events.Attempt(self.request_id, self.n)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,19 +153,19 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=30):
 
 
 WorkerEvent: TypeAlias = (
-    PrefixFetched
-    | TierRead
-    | PrefillStarted
-    | PrefillDropped
-    | PrefillDone
-    | ChunkDone
-    | KVPartArrived
-    | KVArrived
-    | KVLoaded
-    | DecodeStarted
+    events.PrefixFetched
+    | events.TierRead
+    | events.PrefillStarted
+    | events.PrefillDropped
+    | events.PrefillDone
+    | events.ChunkDone
+    | events.KVPartArrived
+    | events.KVArrived
+    | events.KVLoaded
+    | events.DecodeStarted
+    | events.RequestDone
+    | events.AttemptFailed
     | DecodeStretch
-    | RequestDone
-    | AttemptFailed
 )
 """Events of the coordinator that workers report; the runtime changes their times to those of the run."""
 
@@ -288,7 +274,7 @@ class EndTransfer(msgspec.Struct, frozen=True, kw_only=True, tag=63):
 
     job: Job
     first_token: int
-    prefilled: PrefillDone
+    prefilled: events.PrefillDone
     """How the prefill was: its worker may go down before it reports that."""
 
 

@@ -18,24 +18,10 @@ from mooncake_lab.cluster import POOL, ClusterSpec, Command, Coordinator, Event,
 from mooncake_lab.conductor import ClusterView, Decided, Estimator, LatencyEstimator
 from mooncake_lab.core import CacheChanged, Record, Request, blocks_for
 from mooncake_lab.perf import LatencyModel
+from mooncake_lab.serving import messages
 from mooncake_lab.serving.calibration import latency_model
 from mooncake_lab.serving.clients import Clients
 from mooncake_lab.serving.launch import Launcher
-from mooncake_lab.serving.messages import (
-    CacheUpdate,
-    CancelOrder,
-    DecodeOrder,
-    Fetch,
-    Job,
-    Measured,
-    Pong,
-    PrefillOrder,
-    Report,
-    ResetPrefixCache,
-    SamplingParams,
-    WorkerEvent,
-    WorkerMessage,
-)
 from mooncake_lab.serving.questions import Questions
 from mooncake_lab.serving.spec import LiveOptions, check_live, coordinator_rules
 from mooncake_lab.serving.stream import FailedError, RequestStream
@@ -223,7 +209,7 @@ class ClusterRuntime:
     def submit(
         self,
         prompt: npt.NDArray[np.int32],
-        params: SamplingParams,
+        params: messages.SamplingParams,
         *,
         traced: Request | None = None,
         completion_id: str | None = None,
@@ -325,7 +311,7 @@ class ClusterRuntime:
             KeyError: when the worker is down.
         """
         prompt, params = self.streams[command.request.id].remaining(command.request.input_tokens)
-        order = DecodeOrder(job=self._job(command.attempt), prompt=prompt, params=params)
+        order = messages.DecodeOrder(job=self._job(command.attempt), prompt=prompt, params=params)
         self.supervisor.links[command.worker].send(order)
 
     def _run_prefill(self, command: events.RunPrefill) -> None:
@@ -339,14 +325,14 @@ class ClusterRuntime:
         blocks = blocks_for(placement.reused_tokens, self.spec.block_size_tokens)
         if placement.fetch_from is not None:
             holder = links.get(placement.fetch_from)  # None where it has just gone down
-            fetch = Fetch(placement.fetch_from, None if holder is None else holder.ready.port, blocks)
+            fetch = messages.Fetch(placement.fetch_from, None if holder is None else holder.ready.port, blocks)
         elif self.supervisor.pool.address is not None and blocks:
-            fetch = Fetch(POOL, None, blocks)
+            fetch = messages.Fetch(POOL, None, blocks)
         prompt, params = stream.remaining(request.input_tokens)
         is_coupled = placement.prefill == placement.decode
         held_blocks = self.coordinator.workers.matched_blocks(placement.prefill, request)
         links[placement.prefill].send(
-            PrefillOrder(
+            messages.PrefillOrder(
                 job=self._job(command.attempt),
                 prompt=prompt,
                 params=params,
@@ -361,10 +347,10 @@ class ClusterRuntime:
         """Tell a worker to stop an attempt; one that is down has stopped."""
         link = self.supervisor.links.get(command.worker)
         if link is not None:
-            link.send(CancelOrder(self._job(command.attempt)))
+            link.send(messages.CancelOrder(self._job(command.attempt)))
 
-    def _job(self, attempt: events.Attempt) -> Job:
-        return Job(self._run, attempt.request_id, attempt.n)
+    def _job(self, attempt: events.Attempt) -> messages.Job:
+        return messages.Job(self._run, attempt.request_id, attempt.n)
 
     def _cannot_send(self, command: events.PrepareDecode | events.RunPrefill, error: Exception) -> None:
         """A request that cannot be sent to its workers ends, and no other."""
@@ -406,11 +392,11 @@ class ClusterRuntime:
             gone = tuple(self._coordinator.workers.cached(POOL))
             self.report(CacheChanged(at_s=self.now_s(), instance=POOL, removed=gone))
 
-    def _heard(self, name: str, message: WorkerMessage) -> None:
+    def _heard(self, name: str, message: messages.WorkerMessage) -> None:
         match message:
-            case Report():
+            case messages.Report():
                 self._reported(name, message)
-            case CacheUpdate():
+            case messages.CacheUpdate():
                 self.damaged_blocks[name] = self.damaged_blocks.get(name, 0) + message.damaged_blocks
                 now_s, own = self.now_s(), (name, message.added, message.removed)
                 for cache, added, removed in (own, (POOL, message.pooled, message.unpooled)):
@@ -419,15 +405,15 @@ class ClusterRuntime:
                 if message.promoted or message.demoted:
                     moved = {"promoted": message.promoted, "demoted": message.demoted}
                     self.report(events.TierChanged(at_s=now_s, cache=name, **moved))
-            case Pong():
+            case messages.Pong():
                 if self.questions.answered(name, message.number):
                     self.report(events.WorkerConfirmed(at_s=self.now_s(), worker=name))
-            case Measured():
+            case messages.Measured():
                 self.questions.measured(name, message)
             case _:
                 raise TypeError(f"{name} sends {type(message).__name__}, which is only the first message")
 
-    def _reported(self, name: str, message: Report) -> None:
+    def _reported(self, name: str, message: messages.Report) -> None:
         """Events of the current run, and tokens: a client gets each when the coordinator counts it as shown."""
         if message.run != self._run:
             return
@@ -443,7 +429,7 @@ class ClusterRuntime:
             if stream is not None and self.coordinator.shown_tokens(request_id) > len(stream.tokens):
                 stream.show(token)
 
-    def _in_cluster(self, name: str, event: WorkerEvent) -> Event:
+    def _in_cluster(self, name: str, event: messages.WorkerEvent) -> Event:
         """An event of a worker in the time of the run; one that failed an attempt names the suspects."""
         changes: dict[str, Any] = {"at_s": event.at_s - self._zero_s}
         if "start_s" in event.__struct_fields__:
@@ -457,5 +443,5 @@ class ClusterRuntime:
 
     async def reset_prefix_cache(self) -> None:
         """Empty every cache."""
-        await self.questions.drain(ResetPrefixCache)
+        await self.questions.drain(messages.ResetPrefixCache)
         await self.questions.drain()

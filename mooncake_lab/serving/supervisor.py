@@ -18,22 +18,10 @@ import msgspec
 from mooncake_lab.cluster import POOL, ClusterSpec
 from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
 from mooncake_lab.net.wire import ProtocolError
+from mooncake_lab.serving import messages
 from mooncake_lab.serving.launch import LaunchedWorker, Launcher, WorkerError, pause_before_restart_s
 from mooncake_lab.serving.launch.local import WorkerPool
 from mooncake_lab.serving.launch.pool import PoolServer
-from mooncake_lab.serving.messages import (
-    VERSION,
-    WORKER_MESSAGES,
-    Order,
-    Ping,
-    Pong,
-    Ready,
-    Shutdown,
-    UsePool,
-    WorkerMessage,
-    pack,
-    receive_frame,
-)
 from mooncake_lab.serving.spec import LiveOptions, worker_spec
 
 _LOG: Final = logging.getLogger(__name__)
@@ -46,15 +34,15 @@ _LONGEST_STEP_S: Final = 300.0
 class Link:
     """A worker as the cluster knows it. Mutable: it is heard from, and ends."""
 
-    ready: Ready
+    ready: messages.Ready
     process: LaunchedWorker
     writer: asyncio.StreamWriter
     heard_s: float
 
-    def send(self, *orders: Order) -> None:
+    def send(self, *orders: messages.Order) -> None:
         """Send orders; to a worker that is gone nothing is sent, and its end is noticed elsewhere."""
         if not self.writer.is_closing():
-            self.writer.write(pack(orders))
+            self.writer.write(messages.pack(orders))
 
 
 @final
@@ -71,7 +59,7 @@ class Supervisor:
         pool_gone: called when the pool is.
     """
 
-    ready: Ready
+    ready: messages.Ready
     """What the latest worker to come up said of itself."""
 
     def __init__(
@@ -81,7 +69,7 @@ class Supervisor:
         launcher: Launcher | None = None,
         *,
         worker_up: Callable[[str, Link], None],
-        heard: Callable[[str, WorkerMessage], None],
+        heard: Callable[[str, messages.WorkerMessage], None],
         worker_exit: Callable[[str], None],
         pool_gone: Callable[[], None],
     ) -> None:
@@ -129,7 +117,7 @@ class Supervisor:
         self._closing = True
         processes = [link.process for link in self.links.values()]
         for link in self.links.values():
-            link.send(Shutdown())
+            link.send(messages.Shutdown())
         running = [task for task in self._tasks if task.get_name() != "pulses"]
         if running:
             await asyncio.wait(running, timeout=_STOP_S)
@@ -159,7 +147,7 @@ class Supervisor:
         """Prefill workers use the pool that is up now."""
         for name, link in self.links.items():
             if self._roles[name] == "prefill":
-                link.send(UsePool(address))
+                link.send(messages.UsePool(address))
         if address is None:
             self._pool_gone()
 
@@ -203,7 +191,7 @@ class Supervisor:
             link = Link(ready=ready, process=process, writer=writer, heard_s=time.monotonic())
             self.links[name], self.ready = link, ready
             if self._roles[name] == "prefill" and self.pool.address is not None:
-                link.send(UsePool(self.pool.address))
+                link.send(messages.UsePool(self.pool.address))
             self._worker_up(name, link)
             if len(self.links) == len(self._roles) and self._all_ready and not self._all_ready.done():
                 self._all_ready.set_result(None)
@@ -221,7 +209,7 @@ class Supervisor:
         await asyncio.to_thread(process.wait, _STOP_S)
         return process.reason()
 
-    async def _first_message(self, reader: asyncio.StreamReader, process: LaunchedWorker) -> Ready:
+    async def _first_message(self, reader: asyncio.StreamReader, process: LaunchedWorker) -> messages.Ready:
         """A worker begins with its version, name and address.
 
         Raises:
@@ -229,24 +217,24 @@ class Supervisor:
         """
         limit_s = self._options.start_timeout_s
         try:
-            body = await asyncio.wait_for(receive_frame(reader), limit_s)
+            body = await asyncio.wait_for(messages.receive_frame(reader), limit_s)
         except TimeoutError:
             raise WorkerError(f"it was not ready within {limit_s:g} s: {process.reason()}") from None
         if body is None:
             await asyncio.to_thread(process.wait, _STOP_S)
             raise WorkerError(process.reason())
-        first = WORKER_MESSAGES.decode(body)
-        if not isinstance(first, Ready) or first.version != VERSION:
-            raise WorkerError(f"its first message is {first}; this cluster speaks version {VERSION}")
+        first = messages.WORKER_MESSAGES.decode(body)
+        if not isinstance(first, messages.Ready) or first.version != messages.VERSION:
+            raise WorkerError(f"its first message is {first}; this cluster speaks version {messages.VERSION}")
         return first
 
     async def _listen(self, name: str, link: Link, reader: asyncio.StreamReader) -> str:
         """Pass on messages until the connection ends; what is wrong with the worker, empty if it just ended."""
         try:
-            while (body := await receive_frame(reader)) is not None:
+            while (body := await messages.receive_frame(reader)) is not None:
                 link.heard_s = time.monotonic()
-                message = WORKER_MESSAGES.decode(body)
-                if isinstance(message, Pong) and message.busy_s > _LONGEST_STEP_S:
+                message = messages.WORKER_MESSAGES.decode(body)
+                if isinstance(message, messages.Pong) and message.busy_s > _LONGEST_STEP_S:
                     return f"one iteration took more than {_LONGEST_STEP_S:g} s"
                 self._heard(name, message)
         except ConnectionResetError:  # killed in the middle of a frame
@@ -271,4 +259,4 @@ class Supervisor:
                 if now_s - link.heard_s > self._options.heartbeat_timeout_s:
                     _LOG.warning("%s has sent nothing for %.0f s", name, now_s - link.heard_s)
                     link.process.kill()
-                link.send(Ping(0))
+                link.send(messages.Ping(0))

@@ -21,24 +21,11 @@ from mooncake_lab.engine import LlamaModel
 from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.kvcache import fingerprint
 from mooncake_lab.perf import ModelShape
+from mooncake_lab.serving import messages
 from mooncake_lab.serving.kv_transfer import Identity
 from mooncake_lab.serving.kv_transfer.receiver import KVReceiver
 from mooncake_lab.serving.kv_transfer.sender import KVSenders
 from mooncake_lab.serving.kv_transfer.transfer_engine import TransferEngineChannel
-from mooncake_lab.serving.messages import (
-    ORDERS,
-    VERSION,
-    DropConnections,
-    Job,
-    Ping,
-    Pong,
-    Ready,
-    Report,
-    Shutdown,
-    WorkerMessage,
-    pack,
-    read_frame,
-)
 from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.roles import WorkerContext
 from mooncake_lab.serving.roles.decode import CoupledRole, DecodeRole
@@ -65,7 +52,7 @@ class Worker:
     def __init__(self, control: socket.socket, spec: WorkerSpec, model: LlamaModel) -> None:
         self._control = control
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[WorkerMessage | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[messages.WorkerMessage | None] = queue.SimpleQueue()
         self._step_began_s: float | None = None
         name = fingerprint(model.config, model.weights_digest, model.embedding.dtype)
         identity = Identity(name=spec.name, token=spec.token, fingerprint=name, timeout_s=spec.peer_timeout_s)
@@ -120,9 +107,9 @@ class Worker:
         while True:
             while not (self._role.busy and self._inbox.empty()):
                 match item := self._inbox.get():
-                    case Shutdown():
+                    case messages.Shutdown():
                         return
-                    case DropConnections():
+                    case messages.DropConnections():
                         self._context.senders.sever()
                         self._reception.sever()
                     case _:
@@ -135,15 +122,15 @@ class Worker:
         """Queue orders from the cluster until it says stop; when the cluster is gone, the process ends."""
         try:
             orders = self._control.makefile("rb")
-            while (body := read_frame(orders)) is not None:
-                order = ORDERS.decode(body)
-                if isinstance(order, Ping):
+            while (body := messages.read_frame(orders)) is not None:
+                order = messages.ORDERS.decode(body)
+                if isinstance(order, messages.Ping):
                     began_s = self._step_began_s
                     busy_s = 0.0 if began_s is None else time.monotonic() - began_s
-                    self._outbox.put(Pong(order.number, busy_s))
+                    self._outbox.put(messages.Pong(order.number, busy_s))
                     continue
                 self._inbox.put(order)
-                if isinstance(order, Shutdown):
+                if isinstance(order, messages.Shutdown):
                     return
         except (OSError, msgspec.MsgspecError) as error:
             logging.getLogger(__name__).warning("%s ends: %s", self._context.identity.name, error)
@@ -158,18 +145,18 @@ class Worker:
                 waiting.append(self._outbox.get())
             is_open = waiting[-1] is not None
             try:
-                self._control.sendall(pack(message for message in waiting if message is not None))
+                self._control.sendall(messages.pack(message for message in waiting if message is not None))
             except OSError:
                 os._exit(0)
 
-    def _undelivered(self, job: Job, reason: str) -> None:
+    def _undelivered(self, job: messages.Job, reason: str) -> None:
         failed = AttemptFailed(at_s=time.monotonic(), attempt=job.attempt, reason=reason, retriable=True)
-        self._outbox.put(Report(job.run, (failed,)))
+        self._outbox.put(messages.Report(job.run, (failed,)))
 
-    def _ready(self) -> Ready:
+    def _ready(self) -> messages.Ready:
         spec, model = self._context.spec, self._context.model
-        return Ready(
-            version=VERSION,
+        return messages.Ready(
+            version=messages.VERSION,
             name=spec.name,
             pid=os.getpid(),
             port=self._reception.port,

@@ -9,14 +9,7 @@ import torch
 
 from mooncake_lab.net import wire
 from mooncake_lab.net.wire import ProtocolError
-from mooncake_lab.serving.messages import (
-    TRANSFER_MESSAGES,
-    Ack,
-    AllocBuffer,
-    BufferGranted,
-    RemoteAddress,
-    TransferRefused,
-)
+from mooncake_lab.serving import messages
 from mooncake_lab.store.backends import StorageError
 
 _Message = TypeVar("_Message")
@@ -52,7 +45,7 @@ def dial(port: int, identity: Identity) -> socket.socket:
     """
     peer = wire.connect((HOST, port), identity.token, identity.fingerprint, identity.timeout_s)
     try:
-        expect(peer, Ack, identity.timeout_s)
+        expect(peer, messages.Ack, identity.timeout_s)
     except BaseException:
         peer.close()
         raise
@@ -67,15 +60,15 @@ def expect(peer: socket.socket, kind: type[_Message], timeout_s: float) -> tuple
         ProtocolError: when it is of another kind, or none.
         OSError: when the peer is gone or stalls.
     """
-    message, size = wire.receive_message(peer, TRANSFER_MESSAGES, timeout_s)
-    if isinstance(message, TransferRefused):
+    message, size = wire.receive_message(peer, messages.TRANSFER_MESSAGES, timeout_s)
+    if isinstance(message, messages.TransferRefused):
         raise RefusedByPeerError(message.reason)
     if not isinstance(message, kind):
         raise ProtocolError(f"a {type(message).__name__} where a {kind.__name__} was expected")
     return message, size
 
 
-def borrow(peer: socket.socket, identity: Identity, size_bytes: int) -> RemoteAddress | None:
+def borrow(peer: socket.socket, identity: Identity, size_bytes: int) -> messages.RemoteAddress | None:
     """Memory of a peer for the rest of this connection; None where it lends none. For its errors see `expect`."""
-    wire.send_frame(peer, AllocBuffer(size_bytes), (), identity.timeout_s)
-    return expect(peer, BufferGranted, identity.timeout_s)[0].where
+    wire.send_frame(peer, messages.AllocBuffer(size_bytes), (), identity.timeout_s)
+    return expect(peer, messages.BufferGranted, identity.timeout_s)[0].where

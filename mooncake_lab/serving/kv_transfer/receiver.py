@@ -16,26 +16,10 @@ from mooncake_lab.engine.kv_layout import Bytes, KVLayout, bytes_of
 from mooncake_lab.net import wire
 from mooncake_lab.net.listener import Listener
 from mooncake_lab.net.wire import ProtocolError
+from mooncake_lab.serving import messages
 from mooncake_lab.serving.kv_transfer import Identity, LayerStream
 from mooncake_lab.serving.kv_transfer.transfer_engine import Buffer, TransferEngineChannel
-from mooncake_lab.serving.messages import (
-    TRANSFER_MESSAGES,
-    Ack,
-    AllocBuffer,
-    Blocks,
-    BufferGranted,
-    CancelOrder,
-    EndTransfer,
-    GetBlocks,
-    Job,
-    KVChunk,
-    Probe,
-    RemoteAddress,
-    RemoteWrite,
-    StartTransfer,
-    TransferMessage,
-    TransferRefused,
-)
+from mooncake_lab.serving.messages import Job
 from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.store.backends import StorageError
 
@@ -85,7 +69,7 @@ class Connection:
     window: Buffer | None = None
     """Memory that a Transfer Engine may write."""
 
-    def take_pushed(self, parts: Sequence[Bytes], pushed: RemoteWrite) -> float:
+    def take_pushed(self, parts: Sequence[Bytes], pushed: messages.RemoteWrite) -> float:
         """Copy what such an engine has written; when it began to (s)."""
         if self.window is None or not 0 <= pushed.start_s <= time.monotonic():
             raise ProtocolError("bytes are said to be pushed, but no window is lent, or before they were")
@@ -153,7 +137,7 @@ class KVReceiver:
     def _serve(self, peer: socket.socket, fingerprint: bytes) -> None:
         if fingerprint != self._layout.fingerprint:
             raise ProtocolError(f"the peer runs another model than {self._identity.name}")
-        wire.send_frame(peer, Ack(), (), self._identity.timeout_s)
+        wire.send_frame(peer, messages.Ack(), (), self._identity.timeout_s)
         try:
             self._receive_messages(peer)
         except StorageError as error:  # of its cache or its Transfer Engine; the peer is told why
@@ -164,52 +148,52 @@ class KVReceiver:
             connection = Connection(peer=peer, lent=lent)
             while True:
                 message, size = wire.receive_message(
-                    peer, TRANSFER_MESSAGES, self._identity.timeout_s, idle_s=_IDLE_S
+                    peer, messages.TRANSFER_MESSAGES, self._identity.timeout_s, idle_s=_IDLE_S
                 )
-                if size and not isinstance(message, (KVChunk, Probe)):
+                if size and not isinstance(message, (messages.KVChunk, messages.Probe)):
                     raise ProtocolError(f"a {type(message).__name__} with {size} bytes behind it; allowed are 0")
                 self._take(connection, message, size)
 
-    def _take(self, connection: Connection, message: TransferMessage, size: int) -> None:
+    def _take(self, connection: Connection, message: messages.TransferMessage, size: int) -> None:
         match message:
-            case AllocBuffer():
+            case messages.AllocBuffer():
                 wire.send_frame(
                     connection.peer,
-                    BufferGranted(self._lend(connection, message.bytes)),
+                    messages.BufferGranted(self._lend(connection, message.bytes)),
                     (),
                     self._identity.timeout_s,
                 )
-            case StartTransfer():
+            case messages.StartTransfer():
                 connection.coming[message.job] = self._begin(message)
-            case KVChunk():
+            case messages.KVChunk():
                 self._piece(connection, message, size)
-            case EndTransfer():
+            case messages.EndTransfer():
                 self._end(message, connection.coming)
-                wire.send_frame(connection.peer, Ack(), (), self._identity.timeout_s)
-            case CancelOrder():
+                wire.send_frame(connection.peer, messages.Ack(), (), self._identity.timeout_s)
+            case messages.CancelOrder():
                 connection.coming.pop(message.job, None)
-            case GetBlocks():
+            case messages.GetBlocks():
                 self._answer(connection.peer, message)
-            case Probe():
+            case messages.Probe():
                 self._probe(connection, message, size)
-                wire.send_frame(connection.peer, Ack(), (), self._identity.timeout_s)
+                wire.send_frame(connection.peer, messages.Ack(), (), self._identity.timeout_s)
             case _:
                 raise ProtocolError(f"a {type(message).__name__} is no question")
 
-    def _begin(self, message: StartTransfer) -> PartialKV:
+    def _begin(self, message: messages.StartTransfer) -> PartialKV:
         if not 0 < message.tokens <= self._most_tokens:
             raise ProtocolError(f"a request of {message.tokens} tokens; allowed are 1 to {self._most_tokens}")
         layers = self._layout.empty(message.tokens)
         return PartialKV(tokens=message.tokens, layers=layers, covered=[0] * len(layers))
 
-    def _lend(self, connection: Connection, size_bytes: int) -> RemoteAddress | None:
+    def _lend(self, connection: Connection, size_bytes: int) -> messages.RemoteAddress | None:
         if connection.window is not None:
             raise ProtocolError("a second window for one connection; allowed is 1")
         if self._channel is not None:
             connection.window = self._channel.lend(size_bytes, connection.lent)
         return None if connection.window is None else connection.window.where
 
-    def _piece(self, connection: Connection, message: KVChunk, size: int) -> None:
+    def _piece(self, connection: Connection, message: messages.KVChunk, size: int) -> None:
         into = connection.coming.get(message.job)
         if into is None:
             raise ProtocolError(f"a piece of {message.job}, which never began here")
@@ -229,11 +213,11 @@ class KVReceiver:
             wire.receive_into(connection.peer, parts, self._identity.timeout_s)
         else:
             start_s = connection.take_pushed(parts, message.pushed)
-            wire.send_frame(connection.peer, Ack(), (), self._identity.timeout_s)
+            wire.send_frame(connection.peer, messages.Ack(), (), self._identity.timeout_s)
         into.covered[message.layer] = max(into.covered[message.layer], stop)
         into.moves.append(Move(start_s, time.monotonic(), moved))
 
-    def _end(self, message: EndTransfer, coming: dict[Job, PartialKV]) -> None:
+    def _end(self, message: messages.EndTransfer, coming: dict[Job, PartialKV]) -> None:
         done = coming.pop(message.job, None)
         if done is None or min(done.covered) < done.tokens:
             raise ProtocolError(f"{message.job} ends before all of its KVCache came")
@@ -250,7 +234,7 @@ class KVReceiver:
             )
         )
 
-    def _answer(self, peer: socket.socket, message: GetBlocks) -> None:
+    def _answer(self, peer: socket.socket, message: messages.GetBlocks) -> None:
         if len(message.keys) > _MOST_KEYS:
             raise ProtocolError(f"a question for {len(message.keys)} blocks; allowed are {_MOST_KEYS}")
         sent_layers, into = 0, message.into
@@ -259,14 +243,14 @@ class KVReceiver:
             self._link.hold(payload.nbytes)
             pushed = None if self._channel is None or into is None else self._channel.write(into, [payload])
             rest = () if pushed else (payload,)
-            wire.send_frame(peer, Blocks(len(layer), pushed), rest, self._identity.timeout_s)
+            wire.send_frame(peer, messages.Blocks(len(layer), pushed), rest, self._identity.timeout_s)
             sent_layers += 1
             if into is not None:
-                into = RemoteAddress(into.segment, into.address + payload.nbytes)
+                into = messages.RemoteAddress(into.segment, into.address + payload.nbytes)
         if sent_layers < self._layout.layers:
-            wire.send_frame(peer, Blocks(0), (), self._identity.timeout_s)
+            wire.send_frame(peer, messages.Blocks(0), (), self._identity.timeout_s)
 
-    def _probe(self, connection: Connection, message: Probe, size: int) -> None:
+    def _probe(self, connection: Connection, message: messages.Probe, size: int) -> None:
         if size + message.pushed_bytes > _MOST_PROBE_BYTES or (size and message.pushed is not None):
             raise ProtocolError(
                 f"a probe of {size} bytes and {message.pushed_bytes} pushed ones; allowed are {_MOST_PROBE_BYTES}"
@@ -280,7 +264,7 @@ class KVReceiver:
 def _refuse(peer: socket.socket, reason: str) -> None:
     """Send the reason, and read on for a moment: closing with unread bytes would destroy it."""
     with contextlib.suppress(OSError, StorageError):
-        wire.send_frame(peer, TransferRefused(reason[:1000]), (), 1.0)
+        wire.send_frame(peer, messages.TransferRefused(reason[:1000]), (), 1.0)
         peer.shutdown(socket.SHUT_WR)
         peer.settimeout(0.5)
         for _ in range(256):

@@ -18,17 +18,10 @@ import numpy as np
 
 from mooncake_lab.engine.kv_layout import Bytes
 from mooncake_lab.net import wire
+from mooncake_lab.serving import messages
 from mooncake_lab.serving.kv_transfer import Identity, RefusedByPeerError, borrow, dial, expect
 from mooncake_lab.serving.kv_transfer.transfer_engine import WINDOW_BYTES, TransferEngineChannel
-from mooncake_lab.serving.messages import (
-    Ack,
-    CancelOrder,
-    EndTransfer,
-    Job,
-    KVChunk,
-    RemoteAddress,
-    StartTransfer,
-)
+from mooncake_lab.serving.messages import Job
 from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.store.backends import StorageError
 
@@ -36,7 +29,7 @@ MOST_WAITING_BYTES: Final = 2**30
 """Of KVCache that waits for one destination; then the engine waits, too."""
 _IDLE_S: Final = 60.0
 """Without a message for so long a sender closes its connection, and opens another one for the next."""
-_Addressed = StartTransfer | KVChunk | EndTransfer | CancelOrder
+_Addressed = messages.StartTransfer | messages.KVChunk | messages.EndTransfer | messages.CancelOrder
 
 
 @final
@@ -64,7 +57,7 @@ class KVSender:
         self._identity = identity
         self._failed = failed
         self._channel = channel
-        self._window: RemoteAddress | None = None
+        self._window: messages.RemoteAddress | None = None
         self._peer: socket.socket | None = None
         self._open: set[Job] = set()
         self._lost: set[Job] = set()
@@ -110,7 +103,7 @@ class KVSender:
             with self._changed:
                 self._waiting_bytes -= sum(part.nbytes for part in payload)
                 self._changed.notify_all()
-            if isinstance(message, (EndTransfer, CancelOrder)):
+            if isinstance(message, (messages.EndTransfer, messages.CancelOrder)):
                 self._lost.discard(message.job)
 
     def _next(self) -> tuple[_Addressed, Sequence[Bytes]] | None:
@@ -124,7 +117,7 @@ class KVSender:
             return None
 
     def _deliver(self, message: _Addressed, payload: Sequence[Bytes]) -> None:
-        if isinstance(message, StartTransfer):
+        if isinstance(message, messages.StartTransfer):
             self._open.add(message.job)
             if self._peer is None:
                 self._peer = dial(self._port, self._identity)
@@ -133,22 +126,22 @@ class KVSender:
         elif message.job not in self._open or self._peer is None:
             return  # cancelled before it began
         self._link.hold(sum(part.nbytes for part in payload))
-        if isinstance(message, KVChunk) and self._channel is not None and self._window is not None:
+        if isinstance(message, messages.KVChunk) and self._channel is not None and self._window is not None:
             for cut, part in cuts(message, payload[0], WINDOW_BYTES):
                 self._push(self._peer, self._channel, self._window, cut, part)
             return
         wire.send_frame(self._peer, message, payload, self._identity.timeout_s)
-        if isinstance(message, EndTransfer):
-            expect(self._peer, Ack, self._identity.timeout_s)
-        if isinstance(message, (EndTransfer, CancelOrder)):
+        if isinstance(message, messages.EndTransfer):
+            expect(self._peer, messages.Ack, self._identity.timeout_s)
+        if isinstance(message, (messages.EndTransfer, messages.CancelOrder)):
             self._open.discard(message.job)
 
     def _push(
         self,
         peer: socket.socket,
         channel: TransferEngineChannel,
-        window: RemoteAddress,
-        piece: KVChunk,
+        window: messages.RemoteAddress,
+        piece: messages.KVChunk,
         parts: Sequence[Bytes],
     ) -> None:
         """Write into the window, and wait until it is free again; over the connection where memory is short."""
@@ -156,7 +149,7 @@ class KVSender:
         rest = parts if pushed is None else ()
         wire.send_frame(peer, msgspec.structs.replace(piece, pushed=pushed), rest, self._identity.timeout_s)
         if pushed is not None:
-            expect(peer, Ack, self._identity.timeout_s)
+            expect(peer, messages.Ack, self._identity.timeout_s)
 
     def _give_up(self, job: Job, reason: str) -> None:
         """Close the connection, and report the jobs that were under way on it."""
@@ -172,7 +165,7 @@ class KVSender:
         if self._peer is None:
             return None
         try:
-            expect(self._peer, Ack, 0.2)
+            expect(self._peer, messages.Ack, 0.2)
         except RefusedByPeerError as error:
             return str(error)
         except (OSError, StorageError):
@@ -185,7 +178,9 @@ class KVSender:
             self._peer, self._window = None, None
 
 
-def cuts(piece: KVChunk, payload: Bytes, most_bytes: int) -> Iterator[tuple[KVChunk, tuple[Bytes, Bytes]]]:
+def cuts(
+    piece: messages.KVChunk, payload: Bytes, most_bytes: int
+) -> Iterator[tuple[messages.KVChunk, tuple[Bytes, Bytes]]]:
     """A chunk in parts of at most `most_bytes`, or of one token; keys and values of each."""
     keys, values = np.split(payload, 2)
     half = keys.nbytes // piece.tokens
@@ -193,7 +188,7 @@ def cuts(piece: KVChunk, payload: Bytes, most_bytes: int) -> Iterator[tuple[KVCh
     for first in range(0, piece.tokens, step):
         tokens = min(step, piece.tokens - first)
         where = slice(first * half, (first + tokens) * half)
-        part = KVChunk(job=piece.job, layer=piece.layer, start=piece.start + first, tokens=tokens)
+        part = messages.KVChunk(job=piece.job, layer=piece.layer, start=piece.start + first, tokens=tokens)
         yield part, (keys[where], values[where])
 
 

@@ -12,19 +12,10 @@ from mooncake_lab.batching import BATCHING_POLICIES, Segment
 from mooncake_lab.cluster import ChunkDone, DecodeStarted, KVArrived, KVLoaded, KVPartArrived, RequestDone
 from mooncake_lab.engine import DecodeEngine, Engine, GenerationRequest, KVSpan
 from mooncake_lab.engine.roles import Prompt
+from mooncake_lab.serving import messages
 from mooncake_lab.serving.calibration import measure_decode, measure_prefill
 from mooncake_lab.serving.kv_transfer.receiver import ReceivedKV
-from mooncake_lab.serving.messages import (
-    CacheUpdate,
-    CancelOrder,
-    DecodeOrder,
-    Job,
-    Measure,
-    Pong,
-    PrefillOrder,
-    ResetPrefixCache,
-    WorkerEvent,
-)
+from mooncake_lab.serving.messages import Job
 from mooncake_lab.serving.roles import (
     WorkerContext,
     ended,
@@ -49,7 +40,7 @@ class DecodeRole:
             context.model, context.settings(context.spec.device_tokens), clock=time.monotonic
         )
         self.capacity_tokens = self._engine.engine.blocks * context.spec.block_size_tokens
-        self._expected: dict[Job, DecodeOrder] = {}
+        self._expected: dict[Job, messages.DecodeOrder] = {}
         self._arrived: dict[Job, ReceivedKV] = {}
         self._cancelled: OrderedDict[Job, None] = OrderedDict()
         self._running: dict[int, Job] = {}
@@ -63,18 +54,18 @@ class DecodeRole:
     def take(self, item: object) -> None:
         """Take an order, or KVCache."""
         match item:
-            case DecodeOrder():
+            case messages.DecodeOrder():
                 self._expected[item.job] = item
                 self._join(item.job)
             case ReceivedKV():
                 if item.job not in self._cancelled:
                     self._arrived[item.job] = item
                     self._join(item.job)
-            case CancelOrder():
+            case messages.CancelOrder():
                 self._cancel(item.job)
-            case ResetPrefixCache():
-                self._context.send(Pong(item.number, 0.0))  # nothing is kept here
-            case Measure():
+            case messages.ResetPrefixCache():
+                self._context.send(messages.Pong(item.number, 0.0))  # nothing is kept here
+            case messages.Measure():
                 context = self._context
                 vocabulary = context.model.config.vocabulary
                 context.send(measure_decode(self._engine.engine, context.layout, context.spec, vocabulary))
@@ -181,18 +172,18 @@ class CoupledRole:
     def take(self, item: object) -> None:
         """Take an order."""
         match item:
-            case PrefillOrder():
+            case messages.PrefillOrder():
                 self._accept(item)
-            case CancelOrder():
+            case messages.CancelOrder():
                 for request_id in [key for key, one in self._served.items() if one.job == item.job]:
                     self._leave(request_id)
                     self._engine.cancel(request_id)
                 report_dropped(self._context, item.job)
-            case ResetPrefixCache():
+            case messages.ResetPrefixCache():
                 self._engine.allocator.forget()
                 self._announce()
-                self._context.send(Pong(item.number, 0.0))
-            case Measure():
+                self._context.send(messages.Pong(item.number, 0.0))
+            case messages.Measure():
                 self._measure()
             case _:
                 raise TypeError(f"a coupled worker cannot take {type(item).__name__}")
@@ -230,7 +221,7 @@ class CoupledRole:
         context.send(msgspec.structs.replace(measure_decode(engine, *known), prefill=rows))
         engine.allocator.forget()
 
-    def _accept(self, order: PrefillOrder) -> None:
+    def _accept(self, order: messages.PrefillOrder) -> None:
         prompt = prompt_tokens(order)
         keys = self._context.layout.keys(prompt) if self._context.spec.prefix_caching else []
         served = _Served(job=order.job, keys=keys, tokens=order.shown_tokens)
@@ -256,7 +247,9 @@ class CoupledRole:
         stepped = [served for served, _ in made if served.tokens]
         resumed = [served for served in stepped if not served.is_decoding]
         first = [served for served, _ in made if not served.tokens]
-        events: list[WorkerEvent] = [DecodeStarted(at_s=end_s, attempt=one.job.attempt) for one in resumed]
+        events: list[messages.WorkerEvent] = [
+            DecodeStarted(at_s=end_s, attempt=one.job.attempt) for one in resumed
+        ]
         if stepped:
             ids = [one.job.request_id for one in stepped]
             events.append(step_done(self._context.spec.name, start_s, end_s, ids))
@@ -293,4 +286,4 @@ class CoupledRole:
         self._announced.update(added)
         self._announced.difference_update(removed)
         if added or removed:
-            self._context.send(CacheUpdate(added=added, removed=removed))
+            self._context.send(messages.CacheUpdate(added=added, removed=removed))

@@ -20,25 +20,12 @@ from mooncake_lab.engine import GenerationRequest, KVSpan, PrefillEngine, Prefil
 from mooncake_lab.engine.kv_layout import bytes_of
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
 from mooncake_lab.engine.roles import Prompt as PromptTokens
+from mooncake_lab.serving import messages
 from mooncake_lab.serving.calibration import measure_prefill, measure_transfer
 from mooncake_lab.serving.kv_transfer import LayerStream
 from mooncake_lab.serving.kv_transfer.fetch import ArrivingBlocks, PrefixSource, fetch_layers
 from mooncake_lab.serving.kv_transfer.sender import KVSender
-from mooncake_lab.serving.messages import (
-    CacheUpdate,
-    CancelOrder,
-    EndTransfer,
-    Fetch,
-    Job,
-    KVChunk,
-    Measure,
-    Measured,
-    Pong,
-    PrefillOrder,
-    ResetPrefixCache,
-    StartTransfer,
-    UsePool,
-)
+from mooncake_lab.serving.messages import Job
 from mooncake_lab.serving.prefix_cache import HeldPrefix, PrefixCache, open_pool
 from mooncake_lab.serving.roles import WorkerContext, generation_request, hopeless, prompt_tokens, report_dropped
 from mooncake_lab.store.backends import StorageError
@@ -50,7 +37,7 @@ _LOG: Final = logging.getLogger(__name__)
 class Prompt:
     """A request at a prefill worker. Mutable: it waits, and then it runs."""
 
-    order: PrefillOrder
+    order: messages.PrefillOrder
     sender: KVSender
     """To its decode worker."""
     tokens: int
@@ -120,18 +107,18 @@ class PrefillRole:
     def take(self, item: object) -> None:
         """Take an order, or what one of the role's own threads leaves to this one."""
         match item:
-            case PrefillOrder():
+            case messages.PrefillOrder():
                 self._accept(item)
             case Callable():
                 item()
-            case UsePool():
+            case messages.UsePool():
                 self._background.submit(self._use_pool, item.address)
-            case CancelOrder():
+            case messages.CancelOrder():
                 self._cancel(item.job)
-            case ResetPrefixCache():
+            case messages.ResetPrefixCache():
                 self._update(self._cache.forget())
-                self._context.send(Pong(item.number, 0.0))
-            case Measure(port=int(port)):
+                self._context.send(messages.Pong(item.number, 0.0))
+            case messages.Measure(port=int(port)):
                 self._measure(port)
             case _:
                 raise TypeError(f"a prefill worker cannot take {type(item).__name__}")
@@ -182,7 +169,7 @@ class PrefillRole:
                 self._report_tier_read(held, job)
             yield layer
 
-    def _accept(self, order: PrefillOrder) -> None:
+    def _accept(self, order: messages.PrefillOrder) -> None:
         tokens = prompt_tokens(order)
         fetch, keys = order.fetch, self._layout.keys(tokens)
         if fetch is not None and fetch.source == POOL and self._cache.match(keys) >= fetch.blocks:
@@ -198,7 +185,7 @@ class PrefillRole:
             late.start()
             prompt.fetching = self._fetcher.submit(self._fetch, prompt, arriving, fetch)
 
-    def _fetch(self, prompt: Prompt, arriving: ArrivingBlocks, wanted: Fetch) -> None:
+    def _fetch(self, prompt: Prompt, arriving: ArrivingBlocks, wanted: messages.Fetch) -> None:
         """Bring blocks that are not here; they stay, which is how hot blocks spread (FAST'25 §4.2).
 
         They come from the worker that holds them, and what it lacks from the pool. Those that are given up before
@@ -275,7 +262,7 @@ class PrefillRole:
         context, job = self._context, prompt.order.job
         attempt, name = job.attempt, context.spec.name
         context.report(job, PrefillStarted(at_s=prompt.start_s, attempt=attempt, worker=name))
-        prompt.sender.send(StartTransfer(job=job, tokens=prompt.tokens))
+        prompt.sender.send(messages.StartTransfer(job=job, tokens=prompt.tokens))
         stream = partial(_send_layer, prompt.sender, job)
         arriving = ArrivingPrefix(
             held,
@@ -289,7 +276,7 @@ class PrefillRole:
                 prefix=arriving if held.blocks else (),
             )
         except ValueError as error:
-            prompt.sender.send(CancelOrder(job))
+            prompt.sender.send(messages.CancelOrder(job))
             self._batch.remove(prompt)
             report_dropped(context, job)
             context.report(job, hopeless(job, str(error)))
@@ -317,7 +304,7 @@ class PrefillRole:
         if not context.spec.streams_layers and result.kv.tokens:
             for layer, tensor in enumerate(result.kv.layers):
                 _send_layer(prompt.sender, job, layer, result.kv.start, tensor)
-        prompt.sender.send(EndTransfer(job=job, first_token=result.first_token, prefilled=prefilled))
+        prompt.sender.send(messages.EndTransfer(job=job, first_token=result.first_token, prefilled=prefilled))
         if context.spec.prefix_caching:
             self._cache.keep(prompt.keys, result.kv)
             self._update(self._cache.news(prompt.keys))
@@ -340,7 +327,7 @@ class PrefillRole:
         self._cache.promote(keys)
         self._context.enqueue(lambda: self._update(self._cache.news(keys)))
 
-    def _update(self, update: CacheUpdate | None) -> None:
+    def _update(self, update: messages.CacheUpdate | None) -> None:
         """Tell the cluster what came into the cache and what left it."""
         if update is not None:
             self._context.send(update)
@@ -356,7 +343,7 @@ class PrefillRole:
                 self._batch.remove(prompt)
                 self._engine.engine.cancel(request_id)
                 self._compute()  # what ends it; the others of its iteration go on
-                prompt.sender.send(CancelOrder(job))
+                prompt.sender.send(messages.CancelOrder(job))
         report_dropped(self._context, job)
 
     def _measure(self, port: int) -> None:
@@ -366,21 +353,21 @@ class PrefillRole:
 
         def prefill(prompt: PromptTokens, prefix: Sequence[KVSpan]) -> None:
             job = Job(-1, next(numbers), 1)  # of no run
-            sender.send(StartTransfer(job=job, tokens=len(prompt)))
+            sender.send(messages.StartTransfer(job=job, tokens=len(prompt)))
             stream = partial(_send_layer, sender, job)
             for span in prefix:
                 for layer, tensor in enumerate(span.layers):
                     stream(layer, 0, tensor)
             request = GenerationRequest(prompt=prompt, on_kv=stream if context.spec.streams_layers else None)
             self._engine.wait(self._engine.submit(request, prefix=prefix))
-            sender.send(CancelOrder(job))  # nobody decodes it
+            sender.send(messages.CancelOrder(job))  # nobody decodes it
 
         rows = measure_prefill(prefill, context.layout, context.spec, context.model.config.vocabulary)
         transfer = measure_transfer(port, context.identity, context.link, context.channel)
-        context.send(Measured(prefill=rows, transfer=transfer, ssd=self._cache.time_ssd()))
+        context.send(messages.Measured(prefill=rows, transfer=transfer, ssd=self._cache.time_ssd()))
 
 
 def _send_layer(sender: KVSender, job: Job, layer: int, start: int, span: torch.Tensor) -> None:
     """Send the KVCache of one layer of some tokens; shape (2, tokens, KV heads, head width)."""
     host = span.cpu().contiguous()
-    sender.send(KVChunk(job=job, layer=layer, start=start, tokens=host.shape[1]), [bytes_of(host)])
+    sender.send(messages.KVChunk(job=job, layer=layer, start=start, tokens=host.shape[1]), [bytes_of(host)])
