@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from operator import attrgetter
-from typing import Any, Self, TypeVar, final
+from typing import Any, Final, Self, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from mooncake_lab.serving.spec import LiveOptions
 from mooncake_lab.serving.stream import RejectedError, RequestStream
 from mooncake_lab.workload.transforms import prompt_of
 
+_NOT_OPEN: Final = "this cluster is not open; use it in a `with` block"
 _Result = TypeVar("_Result")
 
 
@@ -92,17 +93,17 @@ class LiveCluster:
 
     @property
     def model(self) -> LatencyModel:
-        """How long everything takes, as given or as measured at the start."""
-        model = self._runtime.model
-        assert model is not None  # noqa: S101  # an open cluster has one
-        return model
+        """How long everything takes, as given or as measured at the start.
+
+        Raises:
+            RuntimeError: before that.
+        """
+        return _known(self._runtime.model)
 
     @property
     def estimate(self) -> Estimator:
-        """What the Conductor believes of it."""
-        estimate = self._runtime.estimate
-        assert estimate is not None  # noqa: S101  # as above
-        return estimate
+        """What the Conductor believes of it; for the error see `model`."""
+        return _known(self._runtime.estimate)
 
     def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
         """Serve requests at their times of arrival until all are done, or until the horizon; the run's log.
@@ -156,7 +157,7 @@ class LiveCluster:
     @property
     def in_flight(self) -> int:
         """Requests that arrived and have not ended."""
-        return len(self._runtime.streams)
+        return len(self._runtime.coordinator.requests)
 
     def pids(self) -> dict[str, int]:
         """The process of each worker that is up."""
@@ -219,7 +220,7 @@ class LiveCluster:
     def _do(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         if not self._thread.is_alive():
             work.close()
-            raise RuntimeError("this cluster is not open; use it in a `with` block")
+            raise RuntimeError(_NOT_OPEN)
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _stop_loop(self) -> None:
@@ -230,3 +231,9 @@ class LiveCluster:
 
 async def _called(act: Callable[[], _Result]) -> _Result:
     return act()
+
+
+def _known(value: _Result | None) -> _Result:
+    if value is None:
+        raise RuntimeError(_NOT_OPEN)
+    return value

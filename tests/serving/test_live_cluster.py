@@ -42,6 +42,18 @@ def test_run_keeps_the_simulators_log(cluster, traced, expected):
     assert summary["token_hit_rate"] > 0.2
 
 
+def test_a_cluster_outside_of_its_with_block_refuses(open_cluster):
+    """Before it is opened and after it was closed it says so, instead of waiting for ever."""
+    live = open_cluster()
+    with pytest.raises(RuntimeError, match="cluster is not open"):
+        assert live.in_flight == 0
+    with live:
+        assert live.in_flight == 0
+    for use in (lambda: live.run([]), lambda: live.generate([[1]]), live.reset_prefix_cache):
+        with pytest.raises(RuntimeError, match="cluster is not open"):
+            use()
+
+
 def test_a_call_that_fails_leaves_nothing_under_way(cluster, traced, expected):
     """When one of several prompts cannot be served the others are let go, and the next run is as ever."""
     with pytest.raises(ValueError, match="token"):
