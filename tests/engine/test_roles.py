@@ -137,6 +137,9 @@ class TestLog:
         assert all(timed.start_s <= timed.end_s for timed in log)
         decoded = msgspec.json.decode(msgspec.json.encode(log))
         assert [len(step["plan"]["segments"]) for step in decoded] == [2, 2, 2, 2]
+        assert engine.engine.last_plan == log[-1].plan
+        engine.step()
+        assert engine.engine.last_plan.is_empty, "it computed nothing"
 
     def test_many_requests_leak_nothing(self, model):
         """After a long run every block is available, and no list has grown."""

@@ -137,7 +137,7 @@ class KVReceiver:
     def _serve(self, peer: socket.socket, fingerprint: bytes) -> None:
         if fingerprint != self._layout.fingerprint:
             raise ProtocolError(f"the peer runs another model than {self._identity.name}")
-        wire.send_frame(peer, messages.Ack(), (), self._identity.timeout_s)
+        self._reply(peer, messages.Ack())
         try:
             self._receive_messages(peer)
         except StorageError as error:  # of its cache or its Transfer Engine; the peer is told why
@@ -157,28 +157,26 @@ class KVReceiver:
     def _take(self, connection: Connection, message: messages.TransferMessage, size: int) -> None:
         match message:
             case messages.AllocBuffer():
-                wire.send_frame(
-                    connection.peer,
-                    messages.BufferGranted(self._lend(connection, message.bytes)),
-                    (),
-                    self._identity.timeout_s,
-                )
+                self._reply(connection.peer, messages.BufferGranted(self._lend(connection, message.bytes)))
             case messages.StartTransfer():
                 connection.coming[message.job] = self._begin(message)
             case messages.KVChunk():
                 self._piece(connection, message, size)
             case messages.EndTransfer():
                 self._end(message, connection.coming)
-                wire.send_frame(connection.peer, messages.Ack(), (), self._identity.timeout_s)
+                self._reply(connection.peer, messages.Ack())
             case messages.CancelOrder():
                 connection.coming.pop(message.job, None)
             case messages.GetBlocks():
                 self._answer(connection.peer, message)
             case messages.Probe():
                 self._probe(connection, message, size)
-                wire.send_frame(connection.peer, messages.Ack(), (), self._identity.timeout_s)
+                self._reply(connection.peer, messages.Ack())
             case _:
                 raise ProtocolError(f"a {type(message).__name__} is no question")
+
+    def _reply(self, peer: socket.socket, message: messages.TransferMessage) -> None:
+        wire.send_frame(peer, message, (), self._identity.timeout_s)
 
     def _begin(self, message: messages.StartTransfer) -> PartialKV:
         if not 0 < message.tokens <= self._most_tokens:
@@ -213,7 +211,7 @@ class KVReceiver:
             wire.receive_into(connection.peer, parts, self._identity.timeout_s)
         else:
             start_s = connection.take_pushed(parts, message.pushed)
-            wire.send_frame(connection.peer, messages.Ack(), (), self._identity.timeout_s)
+            self._reply(connection.peer, messages.Ack())
         into.covered[message.layer] = max(into.covered[message.layer], stop)
         into.moves.append(Move(start_s, time.monotonic(), moved))
 
@@ -248,7 +246,7 @@ class KVReceiver:
             if into is not None:
                 into = messages.RemoteAddress(into.segment, into.address + payload.nbytes)
         if sent_layers < self._layout.layers:
-            wire.send_frame(peer, messages.Blocks(0), (), self._identity.timeout_s)
+            self._reply(peer, messages.Blocks(0))
 
     def _probe(self, connection: Connection, message: messages.Probe, size: int) -> None:
         if size + message.pushed_bytes > _MOST_PROBE_BYTES or (size and message.pushed is not None):
