@@ -260,7 +260,7 @@ class CoupledRole:
         for served, _ in made:
             served.tokens, served.is_decoding = served.tokens + 1, True
         if events:
-            job = (*made, *pieces)[0][0].job
+            job = (made or pieces)[0][0].job
             tokens = [(served.job.request_id, token) for served, token in made]
             self._context.report(job, *events, tokens=tokens)
 
