@@ -77,6 +77,14 @@ def test_the_printed_ratio_is_one_too_many(batch, chunk):
 
 
 @given(settings)
+def test_the_mean_context_is_that_of_each_decode_step(setting):
+    """Each step attends to the prompt and to what was decoded up to its own token."""
+    batch, prompt, steps = setting
+    work = Workload(prompt_tokens=prompt, decode_steps=steps, batch=batch)
+    assert work.mean_context_tokens == sum(prompt + step for step in range(1, steps + 1)) / steps
+
+
+@given(settings)
 def test_the_linear_part_is_all_that_is_gained(setting):
     """Decode attention is the same work beside chunks as alone, but for the kernels where both meet."""
     batch, pieces, steps = setting
