@@ -110,3 +110,12 @@ def test_the_kept_second_turns_are_of_every_place_and_their_tokens_were_the_same
     }  # fmt: skip
     assert kept.tokens == 2048
     assert kept.table["same_tokens"].all()
+
+
+def test_the_kept_second_turns_meet_their_goals():
+    """Half of a slow load is hidden; without pacing, predictions are right to a quarter."""
+    table = second_turns().table.set_index("prefix_in")
+    loads = ["SSD", "other worker, slow network", "pool, slow network"]
+    assert (table.loc[loads, "hidden_percent"] >= 50).all()
+    right = table.loc[["DRAM", "SSD", "other worker", "pool"]]
+    assert ((right["predicted_ms"] / right["second_turn_ms"] - 1).abs() <= 0.25).all()
