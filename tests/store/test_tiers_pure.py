@@ -200,6 +200,42 @@ def test_a_full_queue_drops():
     assert stack.tier_of(0) is first  # still readable on its way down
 
 
+def test_what_a_pool_lacks_is_forgotten_with_its_last_pin():
+    """What its device has is held with its place, and again where it was written anew; an open write stays."""
+    tier = TierStack([TierSpec(name="pool", capacity_bytes=10 * SIZE, is_shared=True)]).tiers[0]
+    tier.learn("abc", {key: (key.upper(), SIZE, place) for place, key in enumerate("abc", 5)})
+    assert [tier.position_of(key) for key in "abc"] == [5, 6, 7]
+    assert tier.begin_read("b") == "B"
+    entry, _ = tier.begin_write("d", SIZE, 0)
+    tier.learn("abcd", {"c": ("anew", SIZE, 7)})
+    assert [tier.holds(key) for key in "abcd"] == [False, False, True, False]
+    assert tier.handle_of("c") == "anew"
+    assert tier.counters.evicted == 3
+    assert ("b" in tier.blocks, tier.end_read("b", "B"), "b" in tier.blocks) == (True, [], False)
+    entry.handle = "D"
+    tier.end_write("d")
+    assert tier.holds("d")
+    assert tier.evict_one() is None  # its device chooses
+    tier.check()
+
+
+def test_a_block_that_could_not_be_read_is_replaced():
+    """Two failures in a row are told from one; the next writer frees the old bytes, but not under a reader."""
+    tier = stack_of(2).tiers[0]
+    assert write_at_once(tier, "a", 1, 0)
+    assert not tier.mark_read("a", 2, has_failed=True)  # of other bytes
+    assert [tier.mark_read("a", 1, has_failed=failed) for failed in (True, True, False, True)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert tier.begin_read("a") == 1
+    assert tier.begin_write("a", SIZE, 0) == (None, [])
+    assert tier.end_read("a", 1) == []
+    assert tier.begin_write("a", SIZE, 0).unused == [1]
+
+
 def test_the_pure_part_needs_no_arrays():
     """It runs where the simulator runs: without numpy and torch."""
     code = "import sys, mooncake_lab.store.tiers; assert not {'numpy', 'torch'} & set(sys.modules)"
