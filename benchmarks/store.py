@@ -412,7 +412,8 @@ def measure_lookup(
     prompt = np.random.default_rng(0).integers(0, 128_000, tokens).astype(np.int32)
     index = PrefixIndex()
     for number in range(instances):
-        index.update(index.join(f"prefill-{number}"), block_keys(prompt, block_tokens))
+        index.join(f"prefill-{number}")
+        index.update(f"prefill-{number}", block_keys(prompt, block_tokens))
     keys_s, floor_s, match_s = list[float](), list[float](), list[float]()
     for _ in range(rounds):
         times = [time.perf_counter()]

@@ -8,7 +8,7 @@ from mooncake_lab.cluster import events
 from mooncake_lab.cluster.events import Attempt, ChunkDone, Preempted, PrefillSlotFree, Role, TierChanged, WorkerUp
 from mooncake_lab.conductor import ClusterView, DecodeView, History, Placement, PrefillView, ServedView
 from mooncake_lab.core import BlockKey, CacheChanged, Request
-from mooncake_lab.store import Membership, PrefixIndex
+from mooncake_lab.store import PrefixIndex
 
 _TICKS_PER_S: Final = 2**80
 """The backlog is counted in whole ticks: every float of at least 4 ns is a whole number of them, so that the count
@@ -271,7 +271,6 @@ class WorkerTable:
         self._workers: dict[str, WorkerState] = {}
         self._view_age_s = view_age_s
         self._old_view: ClusterView | None = None
-        self._members: dict[str, Membership] = {}
         self._on_ssd: dict[str, set[BlockKey]] = {}  # by cache: blocks that are not in DRAM
         self._on_gpu: dict[str, int] = {}  # caches in the GPU memory of coupled workers, with their place
         self._prefill: list[tuple[WorkerState, int]] = []  # with the place of its cache among matches
@@ -286,7 +285,7 @@ class WorkerTable:
 
     def cached(self, cache: str) -> set[BlockKey]:
         """The blocks in a cache."""
-        return self.index.held_by(cache) if cache in self._members else set()
+        return self.index.held_by(cache) if cache in self.index else set()
 
     def on_ssd(self, cache: str) -> set[BlockKey]:
         """Those of them that are not in DRAM."""
@@ -299,7 +298,7 @@ class WorkerTable:
 
     @property
     def up(self) -> list[WorkerState]:
-        """The workers that are up, in the order in which they came up."""
+        """The workers that are up, in the order in which their names first came up."""
         return [worker for worker in self._workers.values() if worker.up]
 
     @property
@@ -314,8 +313,8 @@ class WorkerTable:
             event.worker, event.role, event.capacity_tokens, event.cache, event.at_s
         )
         self._workers[event.worker].assigned_requests = min(same, default=0)  # round robin goes on
-        if event.cache is not None and event.cache not in self._members:
-            self._members[event.cache] = self.index.join(event.cache)
+        if event.cache is not None and event.cache not in self.index:
+            self.index.join(event.cache)
         self._arrange()
 
     def remove(self, name: str) -> WorkerState | None:
@@ -326,7 +325,6 @@ class WorkerTable:
         worker.up = False
         cache, up = worker.cache, self.up
         if cache is not None and all(each.cache != cache for each in up):
-            del self._members[cache]
             self._on_ssd.pop(cache, None)
             self.index.drop(cache)
         for each in up:
@@ -363,13 +361,12 @@ class WorkerTable:
         It is not where no worker has that cache, or where the cache is in GPU memory: blocks stay there only
         while no request needs the room. What the pool holds counts as held by every worker.
         """
-        if event.instance == events.POOL and events.POOL not in self._members:
-            self._members[events.POOL] = self.index.join(events.POOL, shared=True)
+        if event.instance == events.POOL and events.POOL not in self.index:
+            self.index.join(events.POOL, shared=True)
             self._arrange()
-        member = self._members.get(event.instance)
-        if member is None:
+        if event.instance not in self.index:
             return False
-        self.index.update(member, event.added, event.removed)
+        self.index.update(event.instance, event.added, event.removed)
         on_ssd = self._on_ssd.get(event.instance)
         if on_ssd:
             on_ssd.difference_update(event.removed)
@@ -377,7 +374,7 @@ class WorkerTable:
 
     def tier_changed(self, event: TierChanged) -> None:
         """Blocks of a cache moved between DRAM and SSD."""
-        if event.cache in self._members:
+        if event.cache in self.index:
             on_ssd = self._on_ssd.setdefault(event.cache, set())
             on_ssd.difference_update(event.promoted)
             on_ssd.update(event.demoted)
@@ -391,7 +388,7 @@ class WorkerTable:
 
         A request reuses whole blocks of a cache in GPU memory, and computes at least its last token.
         """
-        if not self._members:
+        if not self.index.instances:
             return [0]
         found = [*self.index.matches(request.block_keys), 0]
         if self._on_gpu:
@@ -406,7 +403,7 @@ class WorkerTable:
         return next((matches[place] for worker, place in self._prefill if worker.name == name), 0)
 
     def view(self, request: Request, now_s: float, history: History) -> ClusterView:
-        """What the Conductor may know about a request now, in the order in which workers came up."""
+        """What the Conductor may know about a request now; workers are in the order of `up`."""
         matches = self._matches(request)
         view = self._old_view
         if view is None or now_s - view.taken_at_s > self._view_age_s:

@@ -37,7 +37,6 @@ from mooncake_lab.conductor.placement import (
     LoadBalance,
     LongestPrefix,
     Random,
-    RoundRobin,
     named_placement,
 )
 from mooncake_lab.conductor.view import ClusterView, DecodeView, PrefillView, ServedView
@@ -75,7 +74,6 @@ __all__ = [
     "RecentView",
     "RejectByLoad",
     "Rejection",
-    "RoundRobin",
     "ServedView",
     "WithinSLO",
     "check_needs",

@@ -40,7 +40,7 @@ class Rejection:
 
     request_id: int
     stage: str
-    """Where it was refused: `capacity` if it cannot fit, `admission` on arrival, `decode` after prefill."""
+    """Where it was refused, as in `Rejected`: here `capacity`, `admission`, `decode` or `failed`."""
     reason: str
 
 

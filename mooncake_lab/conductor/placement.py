@@ -1,12 +1,13 @@
 """Placement policies: the paper's Algorithm 1 and the policies it is compared with.
 
 A policy is a frozen dataclass of its parameters. It uses only the request, the view and the estimator. Unless a
-policy states otherwise, ties break on the order of the view, which is the order of the instances' names.
+policy states otherwise, ties break on the order of the view: that in which the instances' names first came up.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal
 
@@ -230,15 +231,6 @@ def _tokens(request: Request, blocks: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundRobin:
-    """The instance with the fewest assignments so far, so that instances take turns."""
-
-    def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
-        """The next instance in turn."""
-        return LoadBalance("assigned_requests").place(request, view, estimate)
-
-
-@dataclass(frozen=True, slots=True)
 class FewestRequests:
     """The instance with the fewest requests that wait, prefill or decode; ties go to the fewest assignments.
 
@@ -258,7 +250,7 @@ class FewestRequests:
 PLACEMENT_POLICIES: Final[Mapping[str, Callable[[], PlacementPolicy]]] = MappingProxyType(
     {
         "random": Random,
-        "round_robin": RoundRobin,
+        "round_robin": partial(LoadBalance, "assigned_requests"),
         "load_balance": LoadBalance,
         "fewest_requests": FewestRequests,
         "longest_prefix": LongestPrefix,

@@ -48,10 +48,13 @@ class Placed(_Event, frozen=True, kw_only=True, gc=False, tag="placed"):
 
 
 class Rejected(_Event, frozen=True, kw_only=True, gc=False, tag="rejected"):
-    """A request was refused (HTTP 429), with the stage that refused it."""
+    """A request was not served, or not to its end."""
 
     request_id: int
     stage: str
+    """Where: `frontdoor` (too many in flight), `capacity` (it cannot fit), `admission` (on arrival), `decode` (the
+    double check after prefill), `batching` (the policy of its instance), `failed` (an error, or too many attempts)
+    or `client` (it left)."""
     reason: str
 
 

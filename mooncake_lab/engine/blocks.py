@@ -46,10 +46,6 @@ class BlockAllocator:
             found.append(block)
         return found
 
-    def in_use(self, block: int) -> bool:
-        """Whether a request holds it. Changes nothing."""
-        return self._holders[block] > 0
-
     def holders(self, block: int) -> int:
         """How many requests hold it. Changes nothing."""
         return self._holders[block]
@@ -227,7 +223,7 @@ class EngineBlocks:
         if len(found) * self._size <= progress.cached_tokens:
             return progress
         self._found[progress.request_id] = found
-        used = sum(self._allocator.in_use(block) for block in found)
+        used = sum(self._allocator.holders(block) > 0 for block in found)
         return replace(progress, cached_tokens=len(found) * self._size, held_blocks=used, shared_blocks=used)
 
     def _with_shared(self, progress: Progress, wanted: set[int]) -> Progress:

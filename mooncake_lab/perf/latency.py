@@ -13,7 +13,7 @@ names. So no stage may beat the peak of its own hardware: the models of testbeds
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from math import isfinite, sqrt
+from math import isfinite
 from typing import Any
 
 from mooncake_lab.perf.roofline import Count, decode_work, kv_bytes, prefill_work
@@ -101,27 +101,6 @@ class DecodeLatency:
         """Seconds of `steps` steps of an unchanged batch that starts with this context; exactly their sum."""
         first = self.step_s(batch, context_tokens)
         return steps * first + self.step_growth_s(batch) * (steps * (steps - 1) / 2)
-
-    def steps_within(self, batch: int, context_tokens: int, seconds: float) -> int:
-        """How many whole steps of an unchanged batch end within `seconds`.
-
-        Raises:
-            ValueError: when steps take no time, so that no number of them fills any.
-        """
-        first = self.step_s(float(batch), context_tokens)
-        if first <= 0:
-            raise ValueError(f"a decode step of {batch} requests takes {first!r} s; a positive time is needed")
-        if seconds < first:
-            return 0
-        # the positive root of growth/2 k^2 + (first - growth/2) k = seconds, in the form that does not cancel
-        growth = self.step_growth_s(float(batch))
-        slope = first - growth / 2
-        steps = int(2 * seconds / (slope + sqrt(slope * slope + 2 * growth * seconds)))
-        while self.stretch_s(float(batch), context_tokens, steps + 1) <= seconds:  # undo rounding
-            steps += 1
-        while self.stretch_s(float(batch), context_tokens, steps) > seconds:
-            steps -= 1
-        return steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,11 +103,6 @@ class Network:
         self._was_crowded = False
         self._wakes_s = inf
 
-    def flows_from(self, node: str) -> int:
-        """How many transfers a node is sending as fast as the network lets it."""
-        card = self._sending.get(node)
-        return card.greedy if card else 0
-
     def transfer(
         self,
         source: str,

@@ -2,14 +2,13 @@
 
 from mooncake_lab.store.blockstore import Block, BlockStore, Refused, Run, Stored
 from mooncake_lab.store.eviction import EVICTION_POLICIES, EvictionPolicy, NothingToEvictError, PolicyFactory
-from mooncake_lab.store.index import Membership, PrefixIndex
+from mooncake_lab.store.index import PrefixIndex
 
 __all__ = [
     "EVICTION_POLICIES",
     "Block",
     "BlockStore",
     "EvictionPolicy",
-    "Membership",
     "NothingToEvictError",
     "PolicyFactory",
     "PrefixIndex",

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_lab.conductor import ClusterView, DecodeView, LatencyEstimator, PrefillView
-from mooncake_lab.conductor.placement import FewestRequests, RoundRobin
+from mooncake_lab.conductor.placement import FewestRequests, named_placement
 from mooncake_lab.core import Request
 from mooncake_lab.testbeds import paper_node_latency
 
@@ -37,5 +37,5 @@ def test_fewest_requests_counts_instances_that_do_both():
 @given(COUNTS)
 def test_round_robin_looks_at_turns_alone(counts):
     """The chosen instance was given the fewest requests, however many it still has."""
-    placed = RoundRobin().place(REQUEST, seen(counts), BELIEF)
+    placed = named_placement("round_robin", 0).place(REQUEST, seen(counts), BELIEF)
     assert counts[int(placed.prefill[1:])][1] == min(sent for _, sent, _ in counts)

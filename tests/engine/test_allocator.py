@@ -26,7 +26,7 @@ class Books(RuleBasedStateMachine):
         found = self.allocator.match(keys)
         assert [self.written[block] for block in found] == keys[: len(found)]
         needed = len(keys) - len(found)
-        kept = sum(not self.allocator.in_use(block) for block in found)
+        kept = sum(not self.allocator.holders(block) for block in found)
         if needed > self.allocator.available - kept:
             return
         self.allocator.acquire(found)

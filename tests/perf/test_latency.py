@@ -1,12 +1,11 @@
 """Latency models: closed forms equal what they close over, on numbers and on arrays."""
 
 import dataclasses
-import math
 import pickle
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
@@ -50,22 +49,6 @@ def test_each_step_outlasts_the_one_before_by_the_growth(decode, batch, context,
     assert grown == pytest.approx(decode.step_s(batch, context + k * batch), rel=1e-9)
 
 
-@given(decodes, st.integers(1, 256), st.integers(0, 10**7), st.floats(0, 100))
-def test_steps_within_is_the_last_step_that_ends_in_time(decode, batch, context, budget):
-    """That many steps fit and one more does not."""
-    assume(budget / decode.step_s(batch, context) < 1e6)
-    steps = decode.steps_within(batch, context, budget)
-    assert decode.stretch_s(batch, context, steps) <= budget < decode.stretch_s(batch, context, steps + 1)
-
-
-@given(decodes, st.integers(1, 256), st.integers(0, 10**7), st.integers(1, 3000))
-def test_a_step_that_ends_at_the_limit_ends_in_time(decode, batch, context, steps):
-    """As many steps fit into their own duration, and one fewer into the next shorter one."""
-    end_s = decode.stretch_s(float(batch), context, steps)
-    assert decode.steps_within(batch, context, end_s) == steps
-    assert decode.steps_within(batch, context, math.nextafter(end_s, 0)) == steps - 1
-
-
 @given(st.lists(st.tuples(st.integers(1, 2000), st.integers(0, 5000)), max_size=4), st.integers(0, 64))
 def test_pieces_of_prompts_attend_to_their_own_prompt(pieces, requests):
     """An iteration costs its tokens together, and to each piece the attention that it has alone."""
@@ -85,12 +68,6 @@ def test_the_host_costs_nothing_up_to_its_free_requests_and_its_rate_beyond(batc
     mixed, without = (HybridLatency.of(PREFILL, latency) for latency in (served, DECODE))
     added = mixed.step_s(512, 0, batch, context) - without.step_s(512, 0, batch, context)
     assert added == pytest.approx(share, abs=1e-9)
-
-
-def test_steps_that_take_no_time_fill_none():
-    """A free decode step is refused instead of counted forever."""
-    with pytest.raises(ValueError, match="positive"):
-        DecodeLatency(0.0, 0.0, 0.0).steps_within(1, 10, 1.0)
 
 
 @given(prefills, st.lists(counts, min_size=3, max_size=3).map(sorted))

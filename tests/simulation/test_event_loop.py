@@ -5,11 +5,12 @@ import math
 
 import pytest
 from families import requests_of
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.simulation import Cluster, EventLoop
+from mooncake_lab.simulation.clock import Steady
 from mooncake_lab.testbeds import paper_node_latency
 
 
@@ -58,3 +59,23 @@ def test_a_run_leaves_no_garbage_in_cycles():
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+@given(st.floats(1e-6, 1.0), st.floats(0.0, 1e-3), st.floats(0.0, 100.0))
+def test_iterations_within_a_time_are_the_last_that_ends_in_it(first_s, growth_s, budget_s):
+    """That many iterations fit and one more does not; those that take no time are refused."""
+    assume(budget_s / first_s < 1e6)
+    pace = Steady(first_s, growth_s)
+    steps = pace.steps_within(budget_s)
+    assert pace.seconds(steps) <= budget_s < pace.seconds(steps + 1)
+    with pytest.raises(ValueError, match="positive"):
+        Steady(0.0).steps_within(budget_s)
+
+
+@given(st.floats(1e-6, 1.0), st.floats(0.0, 1e-3), st.integers(1, 3000))
+def test_an_iteration_that_ends_at_the_limit_ends_in_time(first_s, growth_s, steps):
+    """As many iterations fit into their own duration, and one fewer into the next shorter one."""
+    pace = Steady(first_s, growth_s)
+    end_s = pace.seconds(steps)
+    assert pace.steps_within(end_s) == steps
+    assert pace.steps_within(math.nextafter(end_s, 0)) == steps - 1

@@ -106,7 +106,7 @@ class Cards:
             if flow in self.network._greedy:
                 self.under_way[flow.source] += 1
                 flow.sent = lambda: self.under_way.update({flow.source: self.under_way[flow.source] - 1})
-            assert self.network.flows_from(flow.source) == self.under_way[flow.source]
+            assert self.network._sending[flow.source].greedy == self.under_way[flow.source]
             assert_fair(self.network)
 
     def stop(self, place):

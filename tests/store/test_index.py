@@ -1,11 +1,9 @@
-"""The global index: it says what instances told it, of the current incarnation of each, and nothing else."""
-
-from collections import Counter
+"""The global index: it says what its members told it, and nothing else."""
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mooncake_lab.store import PrefixIndex
 
@@ -16,34 +14,33 @@ KEYS = st.lists(st.integers(0, 9), max_size=6)
 
 
 class Interleavings(RuleBasedStateMachine):
-    """Instances join, update, fail and come back, and updates of former incarnations arrive late."""
-
-    members = Bundle("members")
+    """Instances join, update, fail and come back."""
 
     def __init__(self):
         super().__init__()
         self.index = PrefixIndex()
-        self.now = {}  # name: (membership, what it holds)
+        self.now = {}  # name: what it holds
 
-    @rule(target=members, name=NAMES)
+    @rule(name=NAMES)
     def join(self, name):
         """A member cannot join twice; one that was dropped comes back with nothing."""
         if name in self.now:
             with pytest.raises(ValueError, match="already"):
                 self.index.join(name, shared=name == POOL)
-            return self.now[name][0]
-        member = self.index.join(name, shared=name == POOL)
-        self.now[name] = (member, set())
-        return member
+        else:
+            self.index.join(name, shared=name == POOL)
+            self.now[name] = set()
 
-    @rule(member=members, added=KEYS, removed=KEYS)
-    def update(self, member, added, removed):
-        """Blocks are added, then removed, for this instance only; a former incarnation changes nothing."""
-        current, held = self.now.get(member.instance, (None, None))
-        assert self.index.update(member, added, removed) == (current is member)
-        if current is member:
-            held.update(added)
-            held.difference_update(removed)
+    @rule(name=NAMES, added=KEYS, removed=KEYS)
+    def update(self, name, added, removed):
+        """Blocks are added, then removed, for this instance only; one that is no member is refused."""
+        if name in self.now:
+            self.index.update(name, added, removed)
+            self.now[name].update(added)
+            self.now[name].difference_update(removed)
+        else:
+            with pytest.raises(KeyError, match="not in the index"):
+                self.index.update(name, added, removed)
 
     @rule(name=NAMES)
     def drop(self, name):
@@ -55,10 +52,6 @@ class Interleavings(RuleBasedStateMachine):
             with pytest.raises(KeyError, match="not in the index"):
                 self.index.drop(name)
 
-    @rule(member=consumes(members))
-    def lose(self, member):
-        """Some memberships are never used again."""
-
     @rule(keys=KEYS)
     def match(self, keys):
         """Every instance's match is what a walk through its own blocks finds."""
@@ -68,18 +61,17 @@ class Interleavings(RuleBasedStateMachine):
 
     def readable(self, name):
         """What an instance holds, and what the pool holds."""
-        return self.now[name][1] | self.now.get(POOL, (None, set()))[1]
+        return self.now[name] | self.now.get(POOL, set())
 
     @invariant()
     def says_what_it_was_told(self):
         """The members are the current ones, and each holds what it reported."""
-        assert sorted(self.index.instances) == sorted(self.now)
+        assert list(self.index.instances) == list(self.now)
+        assert {name for name in (*"abcd", POOL) if name in self.index} == set(self.now)
         for key in range(10):
             assert self.index.matches([key]) == [key in self.readable(name) for name in self.index.instances]
-        held = {name: own for name, (_, own) in self.now.items()}
-        assert {name: self.index.held_by(name) for name in self.now} == held
-        assert self.index.replicas() == Counter(key for own in held.values() for key in own)
-        assert len(self.index) == len(set().union(*held.values()))
+        assert {name: self.index.held_by(name) for name in self.now} == self.now
+        assert len(self.index) == len(set().union(*self.now.values()))
 
 
 TestInterleavings = Interleavings.TestCase

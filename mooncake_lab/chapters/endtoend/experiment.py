@@ -13,7 +13,7 @@ from mooncake_lab import metrics
 from mooncake_lab.batching import VLLM, VLLMChunked
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import LoadBalance, PlacementPolicy, Random
-from mooncake_lab.conductor.placement import FewestRequests, RoundRobin
+from mooncake_lab.conductor.placement import FewestRequests
 from mooncake_lab.core import SLO, Record, Request, TracedRequest
 from mooncake_lab.experiments import OfTrace, whole_trace
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
@@ -188,7 +188,7 @@ def serve(point: EndToEnd, trace: Trace) -> list[Record]:
         return Cluster(spec, model).run(trace.requests())
     routers: dict[str, PlacementPolicy] = {
         "fewest_requests": FewestRequests(),
-        "round_robin": RoundRobin(),
+        "round_robin": LoadBalance("assigned_requests"),
         "least_backlog": LoadBalance(),
         "random": Random(point.seed),
     }
