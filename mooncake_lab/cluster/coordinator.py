@@ -87,7 +87,6 @@ class Coordinator:
             events.ChunkDone: ("work", self._chunk_done),
             events.Preempted: ("work", self._preempted),
             events.KVSent: ("work", self._kv_sent),
-            events.KVPartArrived: ("attempt", self._kv_part_arrived),
             events.KVArrived: ("attempt", self._kv_arrived),
             events.KVLoaded: ("attempt", self._kv_loaded),
             events.DecodeStarted: ("attempt", self._decode_started),
@@ -103,7 +102,6 @@ class Coordinator:
             events.WorkerUp: ("cluster", self._worker_up),
             events.WorkerDown: ("cluster", self._worker_down),
             events.WorkerConfirmed: ("cluster", self._confirmed),
-            events.TierChanged: ("cluster", self.workers.tier_changed),
             CacheChanged: ("cluster", self._cache_changed),
             RunEnded: ("cluster", self._run_ended),
         }
@@ -250,16 +248,14 @@ class Coordinator:
     def _kv_sent(self, event: events.KVSent, worker: WorkerState, _: RequestState | None) -> None:
         worker.sent(event.attempt)
 
-    def _kv_part_arrived(self, event: events.KVPartArrived, state: RequestState) -> None:
-        if state.phase in AT_PREFILL or state.phase == "moving":
-            self._moved(event, state.prefill.name, state.decode.name)
-
     def _kv_arrived(self, event: events.KVArrived, state: RequestState) -> None:
-        """The KVCache is at the decode worker; admission is asked again now (arXiv §3, step 4)."""
+        """Once the KVCache is at the decode worker, admission is asked again (arXiv §3, step 4)."""
         if state.phase not in AT_PREFILL and state.phase != "moving":
             return
-        state.prefill.end_sending(event.attempt)
         self._moved(event, state.prefill.name, state.decode.name)
+        if not event.is_last:
+            return
+        state.prefill.end_sending(event.attempt)
         refusal = None if state.resumes else self._attempts.double_check(state)
         if refusal is not None:
             self._attempts.cancel(state)
@@ -274,10 +270,7 @@ class Coordinator:
             self._attempts.join(state, event.at_s)
 
     def _moved(
-        self,
-        event: events.PrefixFetched | events.TierRead | events.KVPartArrived | events.KVArrived,
-        source: str,
-        destination: str,
+        self, event: events.PrefixFetched | events.TierRead | events.KVArrived, source: str, destination: str
     ) -> None:
         self._write(
             Moved(
@@ -362,7 +355,8 @@ class Coordinator:
 
     def _cache_changed(self, event: CacheChanged) -> None:
         if self.workers.cache_changed(event):
-            self._write(event)
+            moves = event.promoted or event.demoted
+            self._write(replace(event, promoted=(), demoted=()) if moves else event)
 
     def _worker_up(self, event: events.WorkerUp) -> None:
         self.workers.add(event)

@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from mooncake_lab.conductor import Placement
-from mooncake_lab.core import BlockKey, CacheChanged, DecodeStretch, Request, RunEnded
+from mooncake_lab.core import CacheChanged, DecodeStretch, Request, RunEnded
 
 Role: TypeAlias = Literal["prefill", "decode", "coupled"]
 """What a worker does: one stage, the other, or both."""
@@ -152,19 +152,14 @@ class KVSent(_OfWork, frozen=True, kw_only=True, gc=False):
     """The last byte of a prefix or of a prompt's KVCache has left a worker; not reported where latency is 0."""
 
 
-class KVPartArrived(_OfAttempt, frozen=True, kw_only=True, gc=False):
-    """A part of a prompt's KVCache is in the host memory of its decode worker; the last part is a `KVArrived`."""
-
-    start_s: float
-    bytes: int
-
-
 class KVArrived(_OfAttempt, frozen=True, kw_only=True, gc=False):
-    """The KVCache of a prompt is in the host memory of its decode worker."""
+    """The KVCache of a prompt, or a part of it, is in the host memory of its decode worker."""
 
     start_s: float
     """Since when the transfer was all that it waited for."""
     bytes: int
+    is_last: bool = True
+    """Whether the whole is there."""
 
 
 class KVLoaded(_OfAttempt, frozen=True, kw_only=True, gc=False):
@@ -199,16 +194,6 @@ class AttemptFailed(_OfAttempt, frozen=True, kw_only=True, gc=False):
 
 
 # workers and their caches
-
-
-class TierChanged(ClusterEvent, frozen=True, kw_only=True, gc=False):
-    """Blocks moved between the tiers of a cache."""
-
-    cache: str
-    promoted: tuple[BlockKey, ...] = ()
-    """Those that are in DRAM now."""
-    demoted: tuple[BlockKey, ...] = ()
-    """Those that are on SSD only."""
 
 
 class WorkerUp(ClusterEvent, frozen=True, kw_only=True, gc=False):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from mooncake_lab.cluster import events
-from mooncake_lab.cluster.events import Attempt, ChunkDone, Preempted, PrefillSlotFree, Role, TierChanged, WorkerUp
+from mooncake_lab.cluster.events import Attempt, ChunkDone, Preempted, PrefillSlotFree, Role, WorkerUp
 from mooncake_lab.conductor import ClusterView, DecodeView, History, Placement, PrefillView, ServedView
 from mooncake_lab.core import BlockKey, CacheChanged, Request
 from mooncake_lab.store import PrefixIndex
@@ -356,10 +356,10 @@ class WorkerTable:
         begun[attempt] = placement.prefill
 
     def cache_changed(self, event: CacheChanged) -> bool:
-        """Blocks came to a cache and others left it; whether that is logged.
+        """Blocks came to a cache, left it, or moved between its tiers; whether that is logged.
 
-        It is not where no worker has that cache, or where the cache is in GPU memory: blocks stay there only
-        while no request needs the room. What the pool holds counts as held by every worker.
+        Moves are not, and nothing is where no worker has that cache, or where it is in GPU memory: blocks stay
+        there only while no request needs the room. What the pool holds counts as held by every worker.
         """
         if event.instance == events.POOL and events.POOL not in self.index:
             self.index.join(events.POOL, shared=True)
@@ -367,17 +367,11 @@ class WorkerTable:
         if event.instance not in self.index:
             return False
         self.index.update(event.instance, event.added, event.removed)
-        on_ssd = self._on_ssd.get(event.instance)
-        if on_ssd:
-            on_ssd.difference_update(event.removed)
-        return event.instance not in self._on_gpu
-
-    def tier_changed(self, event: TierChanged) -> None:
-        """Blocks of a cache moved between DRAM and SSD."""
-        if event.cache in self.index:
-            on_ssd = self._on_ssd.setdefault(event.cache, set())
-            on_ssd.difference_update(event.promoted)
+        if event.demoted or event.instance in self._on_ssd:
+            on_ssd = self._on_ssd.setdefault(event.instance, set())
+            on_ssd.difference_update(event.removed, event.promoted)
             on_ssd.update(event.demoted)
+        return bool(event.added or event.removed) and event.instance not in self._on_gpu
 
     def _blocks_on_ssd(self, worker: WorkerState, keys: tuple[BlockKey, ...]) -> int:
         on_ssd = self._on_ssd.get(worker.cache or "")

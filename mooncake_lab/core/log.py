@@ -111,17 +111,21 @@ class RunEnded(_Event, frozen=True, kw_only=True, gc=False, tag="run_ended"):
     The instances count them on their own, so that the log can be checked against it."""
 
 
-class CacheChanged(_Event, frozen=True, kw_only=True, gc=False, tag="cache_changed"):
-    """KVCache blocks entered a node's cache, on any of its tiers, and then other blocks left it.
+class CacheChanged(_Event, frozen=True, kw_only=True, gc=False, tag="cache_changed", omit_defaults=True):
+    """KVCache blocks entered a node's cache, on any of its tiers, then others left it or moved between its tiers.
 
-    The log has this event for simulated prefill nodes only. The real cluster reports it to its index and does not
-    log it. A cache in GPU memory, such as that of a coupled instance, is not logged either.
+    The log has this event for simulated prefill nodes only, and without moves. The real cluster reports it to its
+    index and does not log it. A cache in GPU memory, such as that of a coupled instance, is not logged either.
     """
 
     instance: str
     """Whose cache; of one store for all nodes, the first of them."""
-    added: tuple[BlockKey, ...] = ()
-    removed: tuple[BlockKey, ...] = ()
+    added: tuple[BlockKey, ...]
+    removed: tuple[BlockKey, ...]
+    promoted: tuple[BlockKey, ...] = ()
+    """Blocks that are in DRAM now, and were on SSD only."""
+    demoted: tuple[BlockKey, ...] = ()
+    """Blocks that are on SSD only now."""
 
 
 Record: TypeAlias = (

@@ -159,7 +159,6 @@ WorkerEvent: TypeAlias = (
     | events.PrefillDropped
     | events.PrefillDone
     | events.ChunkDone
-    | events.KVPartArrived
     | events.KVArrived
     | events.KVLoaded
     | events.DecodeStarted

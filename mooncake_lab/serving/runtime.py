@@ -173,9 +173,8 @@ class ClusterRuntime:
             if name in self.supervisor.links:
                 self._worker_up(name, self.supervisor.links[name])
             if caches.get(name):
-                self.report(CacheChanged(at_s=self.now_s(), instance=name, added=caches[name]))
-            if on_ssd.get(name):
-                self.report(events.TierChanged(at_s=self.now_s(), cache=name, demoted=on_ssd[name]))
+                changed = {"added": caches[name], "removed": (), "demoted": on_ssd[name]}
+                self.report(CacheChanged(at_s=self.now_s(), instance=name, **changed))
         for event in early:
             self.report(event)
 
@@ -390,7 +389,7 @@ class ClusterRuntime:
     def _pool_gone(self) -> None:
         if self._coordinator is not None:  # else the first run begins without what it held
             gone = tuple(self._coordinator.workers.cached(POOL))
-            self.report(CacheChanged(at_s=self.now_s(), instance=POOL, removed=gone))
+            self.report(CacheChanged(at_s=self.now_s(), instance=POOL, added=(), removed=gone))
 
     def _heard(self, name: str, message: messages.WorkerMessage) -> None:
         match message:
@@ -398,13 +397,11 @@ class ClusterRuntime:
                 self._reported(name, message)
             case messages.CacheUpdate():
                 self.damaged_blocks[name] = self.damaged_blocks.get(name, 0) + message.damaged_blocks
-                now_s, own = self.now_s(), (name, message.added, message.removed)
-                for cache, added, removed in (own, (POOL, message.pooled, message.unpooled)):
-                    if added or removed:
-                        self.report(CacheChanged(at_s=now_s, instance=cache, added=added, removed=removed))
-                if message.promoted or message.demoted:
-                    moved = {"promoted": message.promoted, "demoted": message.demoted}
-                    self.report(events.TierChanged(at_s=now_s, cache=name, **moved))
+                changes = {each: getattr(message, each) for each in ("added", "removed", "promoted", "demoted")}
+                self.report(CacheChanged(at_s=self.now_s(), instance=name, **changes))
+                if message.pooled or message.unpooled:
+                    pooled = {"added": message.pooled, "removed": message.unpooled}
+                    self.report(CacheChanged(at_s=self.now_s(), instance=POOL, **pooled))
             case messages.Pong():
                 if self.questions.answered(name, message.number):
                     self.report(events.WorkerConfirmed(at_s=self.now_s(), worker=name))

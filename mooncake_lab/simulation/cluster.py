@@ -28,7 +28,6 @@ from mooncake_lab.cluster import (
     RunPrefill,
     SetTimer,
     StartDecode,
-    TierChanged,
     TimerFired,
     WorkerDown,
     WorkerUp,
@@ -307,11 +306,16 @@ class Cluster:
     # what happens to instances
 
     def _cache_changed(self, cache: str, change: CacheChange) -> None:
-        now_s = self._loop.now_s
-        if change.added or change.removed:
-            self.report(CacheChanged(at_s=now_s, instance=cache, added=change.added, removed=change.removed))
-        if change.promoted or change.demoted:
-            self.report(TierChanged(at_s=now_s, cache=cache, promoted=change.promoted, demoted=change.demoted))
+        self.report(
+            CacheChanged(
+                at_s=self._loop.now_s,
+                instance=cache,
+                added=change.added,
+                removed=change.removed,
+                promoted=change.promoted,
+                demoted=change.demoted,
+            )
+        )
 
     def _fail(self, name: str) -> None:
         """An instance is down; one that decodes ends its step, and reports its requests as failed then."""

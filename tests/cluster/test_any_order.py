@@ -51,7 +51,7 @@ def prefill(run, rng):
         blocks = set(job.command.request.block_keys) - run.held[name]
         if blocks:
             run.held[name] |= blocks
-            run.tell(CacheChanged, instance=name, added=tuple(sorted(blocks)))
+            run.tell(CacheChanged, instance=name, added=tuple(sorted(blocks)), removed=())
         run.prefilled[job.attempt.request_id] += 1
         run.tell(c.PrefillDone, **what, start_s=run.now, computed_tokens=1, reused_tokens=0)
 
@@ -182,7 +182,7 @@ def piece(run, job, computed, name, start_s):
     if blocks and job.cached >= job.command.request.input_tokens:
         run.held[name] |= blocks
         before = len(run.log)
-        run.tell(CacheChanged, instance=name, added=tuple(sorted(blocks)))
+        run.tell(CacheChanged, instance=name, added=tuple(sorted(blocks)), removed=())
         assert len(run.log) == before
 
 

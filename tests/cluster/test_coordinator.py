@@ -201,9 +201,9 @@ def test_kvcache_that_arrives_in_parts():
     run = make_runtime(PAIR)
     arrive(run)
     part = {"attempt": A, "start_s": 0.0, "bytes": 4}
-    assert not run.tell(c.KVPartArrived, **part)
+    assert not run.tell(c.KVArrived, **part, is_last=False)
     assert run.tell(c.KVArrived, **part)
-    assert not run.tell(c.KVPartArrived, **part)
+    assert not run.tell(c.KVArrived, **part, is_last=False)
     assert [record.bytes for record in run.log if isinstance(record, Moved)] == [4, 4]
 
 
@@ -323,9 +323,9 @@ def test_a_prefix_on_ssd():
     """Blocks on SSD are in the view, are read before they are sent, and each reading is recorded once."""
     run = make_runtime(("prefill-0", "prefill-1", "decode-0"), placement=Fetches())
     made = request(0)
-    run.report(CacheChanged(at_s=0.0, instance="prefill-0", added=made.block_keys))
-    run.tell(c.TierChanged, cache="prefill-0", demoted=made.block_keys[1:])
-    run.tell(c.TierChanged, cache="prefill-0", promoted=made.block_keys[3:])
+    run.report(CacheChanged(at_s=0.0, instance="prefill-0", added=made.block_keys, removed=()))
+    for moves in ({"demoted": made.block_keys[1:]}, {"promoted": made.block_keys[3:]}):
+        run.tell(CacheChanged, instance="prefill-0", added=(), removed=(), **moves)
     seen = run.coordinator.view(made, 0.0).prefill
     assert [(one.matched_blocks, one.matched_on_ssd) for one in seen] == [(4, 2), (0, 0)]
     arrive(run)
@@ -338,10 +338,10 @@ def test_a_prefix_on_ssd():
         run.tell(c.TierRead, attempt=A, worker="prefill-1", start_s=0.0, bytes=6)
     moves = [(record.source, record.destination, record.bytes) for record in run.log if isinstance(record, Moved)]
     assert moves == [("prefill-0/ssd", "prefill-0/dram", 5), ("prefill-1/ssd", "prefill-1/dram", 6)]
-    run.report(CacheChanged(at_s=0.0, instance="prefill-0", removed=made.block_keys[2:]))
+    run.report(CacheChanged(at_s=0.0, instance="prefill-0", added=(), removed=made.block_keys[2:]))
     assert [one.matched_on_ssd for one in run.coordinator.view(made, 0.0).prefill] == [1, 0]
     run.tell(c.WorkerDown, worker="prefill-0")
-    assert not run.report(CacheChanged(at_s=0.0, instance="prefill-0", added=made.block_keys))
+    assert not run.report(CacheChanged(at_s=0.0, instance="prefill-0", added=made.block_keys, removed=()))
     assert [(one.name, one.matched_blocks) for one in run.coordinator.view(made, 0.0).prefill] == [
         ("prefill-1", 0)
     ]
@@ -371,7 +371,7 @@ def test_one_cache_for_all():
     for name in ("a", "b"):
         run.tell(c.WorkerUp, worker=name, role="prefill", cache="a")
     made = request(0)
-    run.report(CacheChanged(at_s=0.0, instance="a", added=made.block_keys[:3]))
+    run.report(CacheChanged(at_s=0.0, instance="a", added=made.block_keys[:3], removed=()))
     assert [one.matched_blocks for one in run.coordinator.view(made, 0.0).prefill] == [3, 3]
     run.tell(c.WorkerDown, worker="a")
     assert [one.matched_blocks for one in run.coordinator.view(made, 0.0).prefill] == [3]
@@ -507,7 +507,7 @@ def test_the_cache_of_a_coupled_worker():
     run = make_runtime(("coupled-0", "coupled-1"))
     made = request(0)
     before = len(run.log)
-    run.report(CacheChanged(at_s=0.0, instance="coupled-1", added=made.block_keys))
+    run.report(CacheChanged(at_s=0.0, instance="coupled-1", added=made.block_keys, removed=()))
     assert len(run.log) == before
     assert [one.matched_blocks for one in run.coordinator.view(made, 0.0).prefill] == [0, 3]
     whole = request(1, input_tokens=2048)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.cluster import POOL, Attempt, TierChanged, WorkerTable, WorkerUp
+from mooncake_lab.cluster import POOL, Attempt, WorkerTable, WorkerUp
 from mooncake_lab.conductor import History, Placement
 from mooncake_lab.core import CacheChanged, Request
 
@@ -70,8 +70,8 @@ def test_what_the_pool_holds_counts_as_held_by_every_worker(here, there, pooled)
 def test_only_the_blocks_that_are_copied_are_read(on_ssd, reads):
     """Of three reused blocks the first is there: the holder reads if the second or the third is on its SSD."""
     workers = table(p="prefill", q="prefill", d="decode")
-    workers.cache_changed(CacheChanged(at_s=0.0, instance="q", added=REQUEST.block_keys))
-    workers.tier_changed(TierChanged(at_s=0.0, cache="q", demoted=(on_ssd,)))
+    keys = REQUEST.block_keys
+    workers.cache_changed(CacheChanged(at_s=0.0, instance="q", added=keys, removed=(), demoted=(on_ssd,)))
     placement = Placement(
         request_id=0, prefill="p", decode="d", reused_tokens=1500, fetched_tokens=900, fetch_from="q",
         expected_ttft_s=0.0, expected_tbt_s=0.0, reason="",
@@ -92,7 +92,9 @@ def test_loads_in_a_view_are_as_old_as_is_allowed_and_matches_are_of_now(age_s, 
         workers["p"].add_prompt(Attempt(i, 1), 1.0)
         queued, now_s = queued + 1, now_s + pause_s
         if i < 4:
-            workers.cache_changed(CacheChanged(at_s=now_s, instance="p", added=REQUEST.block_keys[i : i + 1]))
+            workers.cache_changed(
+                CacheChanged(at_s=now_s, instance="p", added=REQUEST.block_keys[i : i + 1], removed=())
+            )
         if taken_s is None or now_s - taken_s > age_s:
             taken_s, seen = now_s, queued
         view = workers.view(REQUEST, now_s, History())

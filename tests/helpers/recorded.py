@@ -91,7 +91,6 @@ class Follower(Runtime):
             c.PrefillDropped: self._dropped,
             c.PrefillDone: self._prefilled,
             c.ChunkDone: self._chunk,
-            c.KVPartArrived: self._part_arrived,
             c.KVArrived: self._kv_arrived,
             c.KVLoaded: self._loaded,
             c.DecodeStarted: self._decodes,
@@ -159,16 +158,11 @@ class Follower(Runtime):
         self.jobs[event.attempt].cached = event.context_tokens
         self.prefilled[event.attempt.request_id] += 1
 
-    def _part_arrived(self, event):
-        job = self._job(event)
-        if job is not None and not job.arrived:
-            self.moved[event.attempt.request_id, job.placement.prefill, job.placement.decode] += 1
-
     def _kv_arrived(self, event):
-        self._part_arrived(event)
         job = self._job(event)
         if job is not None:
-            job.arrived = True
+            self.moved[event.attempt.request_id, job.placement.prefill, job.placement.decode] += not job.arrived
+            job.arrived = job.arrived or event.is_last
 
     def _loaded(self, event):
         job = self._job(event)

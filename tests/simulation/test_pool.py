@@ -1,9 +1,10 @@
 """The KVCache stores of prefill nodes: one a node, or one for all."""
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.cluster import TierChanged, WorkerTable, WorkerUp
+from mooncake_lab.cluster import WorkerTable, WorkerUp
 from mooncake_lab.conductor import History
 from mooncake_lab.core import CacheChanged, Request
 from mooncake_lab.simulation.pool import PrefixPool
@@ -39,11 +40,7 @@ def test_what_is_told_is_what_the_stores_hold(steps, shared, ssd_blocks):
     table, kept = WorkerTable(view_age_s=0.0), {"a": set(), "b": set()}
 
     def changed(cache, change):
-        table.cache_changed(
-            CacheChanged(at_s=0.0, instance=cache, added=tuple(change.added), removed=tuple(change.removed))
-        )
-        promoted, demoted = tuple(change.promoted), tuple(change.demoted)
-        table.tier_changed(TierChanged(at_s=0.0, cache=cache, promoted=promoted, demoted=demoted))
+        table.cache_changed(CacheChanged(at_s=0.0, instance=cache, **msgspec.structs.asdict(change)))
 
     caches = pool(6, shared=shared, ssd_blocks=ssd_blocks, changed=changed)
     for node in "ab":

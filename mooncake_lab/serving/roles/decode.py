@@ -9,7 +9,7 @@ from typing import Final, final
 import msgspec
 
 from mooncake_lab.batching import BATCHING_POLICIES, Segment
-from mooncake_lab.cluster import ChunkDone, DecodeStarted, KVArrived, KVLoaded, KVPartArrived, RequestDone
+from mooncake_lab.cluster import ChunkDone, DecodeStarted, KVArrived, KVLoaded, RequestDone
 from mooncake_lab.engine import DecodeEngine, Engine, GenerationRequest, KVSpan
 from mooncake_lab.engine.roles import Prompt
 from mooncake_lab.serving import messages
@@ -112,12 +112,14 @@ class DecodeRole:
     def _report_joined(self, job: Job, came: ReceivedKV) -> None:
         """KVCache arrived, and the token that prefill computed is shown."""
         attempt, now_s = job.attempt, time.monotonic()
-        *parts, last = came.moves
+        last = came.moves[-1]
         self._context.report(
             job,
             came.prefilled,
-            *(KVPartArrived(at_s=m.end_s, attempt=attempt, start_s=m.start_s, bytes=m.bytes) for m in parts),
-            KVArrived(at_s=last.end_s, attempt=attempt, start_s=last.start_s, bytes=last.bytes),
+            *(
+                KVArrived(at_s=m.end_s, attempt=attempt, start_s=m.start_s, bytes=m.bytes, is_last=m is last)
+                for m in came.moves
+            ),
             KVLoaded(at_s=now_s, attempt=attempt),
             DecodeStarted(at_s=now_s, attempt=attempt),
             tokens=[(job.request_id, came.first_token)],
