@@ -141,6 +141,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(segment.new_tokens for segment in self.segments)
 
     @property
+    def work(self) -> tuple[list[tuple[int, int]], int, int]:
+        """New and cached tokens of each piece of a prompt; the number of decodes, and their cached tokens."""
+        pieces = list[tuple[int, int]]()
+        decodes = context_tokens = 0
+        for segment in self.segments:
+            if segment.kind == "decode":
+                decodes += 1
+                context_tokens += segment.cached_tokens
+            else:
+                pieces.append((segment.new_tokens, segment.cached_tokens))
+        return pieces, decodes, context_tokens
+
+    @property
     def prefills(self) -> tuple[Segment, ...]:
         """The segments that are pieces of prompts."""
         return tuple(segment for segment in self.segments if segment.kind == "prefill")

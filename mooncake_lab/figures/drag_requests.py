@@ -6,7 +6,7 @@ scripts.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from types import MappingProxyType
@@ -16,7 +16,6 @@ from mooncake_lab.batching import (
     CHUNKED_POLICIES,
     Iteration,
     Limits,
-    Plan,
     Progress,
     gantt,
     named_policy,
@@ -78,7 +77,7 @@ class DragRequests:
             self.limits,
             {i: request.output_tokens for i, request in enumerate(self.requests)},
             arrives_s={i: request.arrives_s for i, request in enumerate(self.requests)},
-            seconds=iteration_seconds(self.latency),
+            seconds=lambda plan: self.latency.batch_s(*plan.work),
         )
 
     def _repr_html_(self) -> str:
@@ -120,17 +119,6 @@ class DragRequests:
             "latency": asdict(self.latency),
         }
         return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def iteration_seconds(latency: HybridLatency) -> Callable[[Plan], float]:
-    """How long each plan takes, by a latency model."""
-
-    def seconds(plan: Plan) -> float:
-        pieces = [(segment.new_tokens, segment.cached_tokens) for segment in plan.prefills]
-        decodes = plan.decodes
-        return latency.batch_s(pieces, len(decodes), sum(segment.cached_tokens for segment in decodes))
-
-    return seconds
 
 
 def _letter(number: int) -> str:

@@ -18,7 +18,7 @@ from mooncake_lab.core import DecodeStretch
 from mooncake_lab.net.wire import ProtocolError
 from mooncake_lab.perf import ModelShape
 
-VERSION: Final = 8
+VERSION: Final = 9
 """The version of this protocol; both sides send theirs before anything else."""
 MOST_BODY_BYTES: Final = 16 * 1024**2
 """The largest frame: a prompt of four million tokens."""
@@ -159,6 +159,7 @@ WorkerEvent: TypeAlias = (
     | events.PrefillDropped
     | events.PrefillDone
     | events.ChunkDone
+    | events.Preempted
     | events.KVArrived
     | events.KVLoaded
     | events.DecodeStarted

@@ -54,18 +54,15 @@ class Pacer(msgspec.Struct, frozen=True, kw_only=True):
             begun: prompts of which it was the first piece.
         """
         if plan.segments:
-            pieces = [(segment.new_tokens, segment.cached_tokens) for segment in plan.prefills]
-            contexts = [segment.cached_tokens for segment in plan.decodes]
-            seconds = self.hybrid.batch_s(pieces, len(contexts), sum(contexts))
-            _hold(start_s + seconds + begun * self.prefill.constant_s)
+            _hold(start_s + self.hybrid.batch_s(*plan.work) + begun * self.prefill.constant_s)
 
     def hold_decode(self, start_s: float, plan: Plan) -> None:
         """Return when a decode step that began then would be over; with a prompt to recompute, an iteration."""
-        if plan.prefills:
+        pieces, decodes, context_tokens = plan.work
+        if pieces:
             self.hold_iteration(start_s, plan)
-        elif plan.segments:
-            context = float(sum(segment.cached_tokens for segment in plan.segments))
-            _hold(start_s + float(self.decode.step_s(float(len(plan.segments)), context)))
+        elif decodes:
+            _hold(start_s + float(self.decode.step_s(float(decodes), float(context_tokens))))
 
 
 @final

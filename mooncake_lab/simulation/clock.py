@@ -132,15 +132,8 @@ def pace_of(model: LatencyModel, plan: Plan, begun: int) -> Steady:
         begun: how many prompts the iteration begins; each costs the constant of a prefill.
     """
     hybrid = model.hybrid
-    pieces = list[tuple[int, int]]()
-    decodes = context = 0
-    for segment in plan.segments:
-        if segment.kind == "decode":
-            decodes += 1
-            context += segment.cached_tokens
-        else:
-            pieces.append((segment.new_tokens, segment.cached_tokens))
-    step_s = hybrid.batch_s(pieces, decodes, context)
+    pieces, decodes, context_tokens = plan.work
+    step_s = hybrid.batch_s(pieces, decodes, context_tokens)
     chunk = sum(new for new, _ in pieces)
     growth_s = hybrid.per_context_token_s * decodes + hybrid.per_token_squared_s * 2 * chunk * chunk
     return Steady(step_s + begun * model.prefill.constant_s, growth_s)

@@ -16,14 +16,12 @@ from mooncake_lab.batching import CountedBlocks, Instance, Plan, Progress, Segme
 from mooncake_lab.cluster import (
     Attempt,
     AttemptFailed,
-    ChunkDone,
     CoupledPool,
-    DecodeStarted,
     Event,
-    Preempted,
     PrefillDropped,
     RequestDone,
 )
+from mooncake_lab.cluster.iteration import CoupledRequest, iteration_events, preemptions
 from mooncake_lab.core import BlockKey, CacheChanged, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.clock import EventLoop, Stretch, pace_of
@@ -178,29 +176,13 @@ class CachedBlocks:
             self._changes[key] = False  # else it came and is gone again
 
 
-@dataclass(slots=True, eq=False)
-class CoupledRequest:
-    """What a coupled instance knows of a request beside its `Progress`. Mutable: tokens are added to it."""
-
-    attempt: Attempt
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Request(CoupledRequest):
     request: Request
-    """It as it arrived."""
-    output_tokens: int
-    """Tokens it generates in all; prefill gives one even where the trace says none."""
-    generated_tokens: int
-    """Tokens that its client has, those of the iterations under way left out."""
-    shown_tokens: int
-    """The part of them that came from an instance that failed."""
-    begun: bool = False
-    """Whether some of its prompt has been computed since it was admitted."""
-    preempted: bool = False
-    """Whether it was preempted before.
-
-    A preempted request may find its own blocks again: that saves computation, and is no hit of the workload.
-    """
+    """It as it arrived; prefill gives one token even where the trace says none."""
 
 
-Parts: TypeAlias = Sequence[tuple[CoupledRequest, Segment]]
+Parts: TypeAlias = Sequence[tuple[_Request, Segment]]
 """The requests of a plan beside their segments."""
 
 
@@ -239,7 +221,7 @@ class CoupledInstance:
         self._report = report
         self._max_tokens_of = max_tokens_of
         self._assigned_requests = 0
-        self._requests: dict[int, CoupledRequest] = {}  # in the order in which they came
+        self._requests: dict[int, _Request] = {}  # in the order in which they came
         self._cache = CachedBlocks(pool, block_size_tokens, self._request_of) if pool.prefix_caching else None
         blocks = CountedBlocks(limits.capacity_blocks) if self._cache is None else self._cache
         self.instance = Instance(pool.batching, limits, blocks)
@@ -272,8 +254,12 @@ class CoupledInstance:
                 prompt.
         """
         request = traced.request
-        self._requests[request.id] = CoupledRequest(
-            attempt, request, max(1, traced.output_tokens), shown_tokens, shown_tokens
+        self._requests[request.id] = _Request(
+            attempt=attempt,
+            request=request,
+            output_tokens=max(1, traced.output_tokens),
+            generated_tokens=shown_tokens,
+            shown_tokens=shown_tokens,
         )
         self.instance.enqueue(
             Progress(
@@ -374,50 +360,16 @@ class CoupledInstance:
     def _close(self, stretch: Stretch) -> None:
         """Report what was computed, and let finished requests go."""
         self._stretch = None
-        self._report_decodes(stretch)
         self.instance.apply(self._plan, stretch.steps)
         if self._cache is not None:
             added, removed = self._cache.take_changes()
             if added or removed:
                 self._report(CacheChanged(at_s=self._loop.now_s, instance=self.name, added=added, removed=removed))
-        for request, segment in self._parts:
-            if segment.kind == "prefill":
-                self._report_chunk(request, segment, stretch)
-            if segment.emits:
-                if not request.generated_tokens:
-                    self._report(DecodeStarted(at_s=self._loop.now_s, attempt=request.attempt))
-                request.generated_tokens += stretch.steps
-                if request.generated_tokens >= request.output_tokens:
-                    self.instance.finish(segment.request_id)
-                    del self._requests[segment.request_id]
-                    self._report(RequestDone(at_s=self._loop.now_s, attempt=request.attempt))
-
-    def _report_decodes(self, stretch: Stretch) -> None:
-        """The steps of requests that had tokens before: one more token for each, after a recomputation as well."""
-        decoded = list[int]()
-        for request, segment in self._parts:
-            if segment.emits and request.generated_tokens:
-                decoded.append(segment.request_id)
-                if request.generated_tokens == request.shown_tokens:  # its first one here
-                    self._report(DecodeStarted(at_s=self._loop.now_s, attempt=request.attempt))
-        if decoded:
-            self._report(stretch.decoded(self.name, self._loop.now_s, tuple(decoded)))
-
-    def _report_chunk(self, request: CoupledRequest, segment: Segment, stretch: Stretch) -> None:
-        is_first = not (request.begun or request.preempted)
-        computed = segment.new_tokens * stretch.steps
-        self._report(
-            ChunkDone(
-                at_s=self._loop.now_s,
-                attempt=request.attempt,
-                worker=self.name,
-                start_s=stretch.start_s,
-                computed_tokens=computed,
-                reused_tokens=segment.cached_tokens if is_first else 0,
-                context_tokens=segment.cached_tokens + computed,
-            )
-        )
-        request.begun = True
+        for event in iteration_events(stretch.decoded(self.name, self._loop.now_s, ()), self._parts):
+            self._report(event)
+            if isinstance(event, RequestDone):
+                self.instance.finish(event.attempt.request_id)
+                del self._requests[event.attempt.request_id]
 
     def _planned(self) -> Plan:
         """The next plan; requests that it refuses for ever or preempts are reported."""
@@ -430,22 +382,11 @@ class CoupledInstance:
             if request.generated_tokens == request.shown_tokens:
                 self._report(PrefillDropped(at_s=self._loop.now_s, attempt=request.attempt, worker=self.name))
             self._fail(request, refusal.reason, retriable=False, stage=stage)
-        if plan.preempted or plan.swapped:
-            kept = {progress.request_id: progress.cached_tokens for progress in self.instance.waiting}
-            for request_id in (*plan.preempted, *plan.swapped):
-                request = self._requests[request_id]
-                request.begun, request.preempted = False, True
-                self._report(
-                    Preempted(
-                        at_s=self._loop.now_s,
-                        attempt=request.attempt,
-                        worker=self.name,
-                        context_tokens=kept[request_id],
-                    )
-                )
+        for event in preemptions(plan, self.instance.waiting, self._requests, self.name, self._loop.now_s):
+            self._report(event)
         return plan
 
-    def _fail(self, request: CoupledRequest, reason: str, *, retriable: bool, stage: str = "failed") -> None:
+    def _fail(self, request: _Request, reason: str, *, retriable: bool, stage: str = "failed") -> None:
         self._report(
             AttemptFailed(
                 at_s=self._loop.now_s, attempt=request.attempt, reason=reason, retriable=retriable, stage=stage

@@ -8,8 +8,9 @@ from typing import Final, final
 
 import msgspec
 
-from mooncake_lab.batching import BATCHING_POLICIES, Segment
-from mooncake_lab.cluster import ChunkDone, DecodeStarted, KVArrived, KVLoaded, RequestDone
+from mooncake_lab.batching import BATCHING_POLICIES
+from mooncake_lab.cluster import DecodeStarted, KVArrived, KVLoaded, RequestDone
+from mooncake_lab.cluster.iteration import CoupledRequest, iteration_events, preemptions
 from mooncake_lab.engine import DecodeEngine, Engine, GenerationRequest, KVSpan
 from mooncake_lab.engine.roles import Prompt
 from mooncake_lab.serving import messages
@@ -137,17 +138,9 @@ class DecodeRole:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Served:
-    """A request at a coupled worker. Mutable: tokens are made for it."""
-
+class _Served(CoupledRequest):
     job: Job
     keys: list[bytes]
-    tokens: int
-    """Tokens that its client has, those of earlier attempts included."""
-    is_decoding: bool = False
-    """Whether some of them were made here."""
-    has_begun: bool = False
-    """Whether some of its prompt was computed here."""
 
 
 @final
@@ -162,7 +155,7 @@ class CoupledRole:
         self._engine = Engine(context.model, policy, settings, clock=time.monotonic)
         self.capacity_tokens = self._engine.blocks * spec.block_size_tokens
         self._served: dict[int, _Served] = {}  # by the engine's id
-        self._made: list[tuple[_Served, int]] = []
+        self._made: list[tuple[int, int]] = []
         self._ended_keys: set[bytes] = set()
         self._announced: set[bytes] = set()
 
@@ -192,15 +185,23 @@ class CoupledRole:
 
     def step(self) -> None:
         """Run one iteration: pieces of prompts, and decodes."""
-        start_s = time.monotonic()
+        start_s, spec = time.monotonic(), self._context.spec
         done = self._engine.step()
-        plan, pacer = self._engine.last_plan, self._context.spec.pacer
-        pieces = [(self._served[segment.request_id], segment) for segment in plan.prefills]
-        if pacer is not None:
-            begun = sum(not served.has_begun for served, _ in pieces)
-            pacer.hold_iteration(start_s, plan, begun)
+        plan = self._engine.last_plan
+        parts = [(self._served[segment.request_id], segment) for segment in plan.segments]
+        if spec.pacer is not None:
+            begun = sum(segment.kind == "prefill" and not served.begun for served, segment in parts)
+            spec.pacer.hold_iteration(start_s, plan, begun)
         end_s = time.monotonic()
-        self._report_iteration(pieces, start_s, end_s)
+        waiting = self._engine.instance.waiting
+        reported: list[messages.WorkerEvent] = [
+            *preemptions(plan, waiting, self._served, spec.name, start_s),
+            *iteration_events(step_done(spec.name, start_s, end_s, ()), parts),
+        ]
+        made, self._made = self._made, []
+        if reported:
+            job = next(iter(self._served.values())).job  # any of the run
+            self._context.report(job, *reported, tokens=made)
         for output in done:
             served = self._leave(output.request_id)
             if served is None:
@@ -208,7 +209,7 @@ class CoupledRole:
             if output.finish_reason == "rejected":
                 report_dropped(self._context, served.job)
             self._context.report(served.job, ended(served.job, output, end_s))
-        if pieces:
+        if plan.prefills:
             self._announce()
 
     def _measure(self) -> None:
@@ -226,9 +227,12 @@ class CoupledRole:
     def _accept(self, order: messages.PrefillOrder) -> None:
         prompt = prompt_tokens(order)
         keys = self._context.layout.keys(prompt) if self._context.spec.prefix_caching else []
-        served = _Served(job=order.job, keys=keys, tokens=order.shown_tokens)
+        job, shown = order.job, order.shown_tokens
+        served = _Served(job=job, keys=keys, attempt=job.attempt, shown_tokens=shown, generated_tokens=shown)
         try:
-            request = generation_request(order, on_token=lambda _, token: self._made.append((served, token)))
+            request = generation_request(
+                order, on_token=lambda _, token: self._made.append((job.request_id, token))
+            )
             request_id = self._engine.submit(request)
         except ValueError as error:
             report_dropped(self._context, order.job)
@@ -242,41 +246,6 @@ class CoupledRole:
         if served is not None:
             self._ended_keys.update(served.keys)
         return served
-
-    def _report_iteration(self, pieces: list[tuple[_Served, Segment]], start_s: float, end_s: float) -> None:
-        """Steps of requests that had tokens before, then pieces of prompts, then the first tokens of others."""
-        made, self._made = self._made, []
-        stepped = [served for served, _ in made if served.tokens]
-        resumed = [served for served in stepped if not served.is_decoding]
-        first = [served for served, _ in made if not served.tokens]
-        events: list[messages.WorkerEvent] = [
-            DecodeStarted(at_s=end_s, attempt=one.job.attempt) for one in resumed
-        ]
-        if stepped:
-            ids = [one.job.request_id for one in stepped]
-            events.append(step_done(self._context.spec.name, start_s, end_s, ids))
-        events += [self._chunk_done(served, segment, start_s, end_s) for served, segment in pieces]
-        events += [DecodeStarted(at_s=end_s, attempt=one.job.attempt) for one in first]
-        for served, _ in pieces:
-            served.has_begun = True
-        for served, _ in made:
-            served.tokens, served.is_decoding = served.tokens + 1, True
-        if events:
-            job = (made or pieces)[0][0].job
-            tokens = [(served.job.request_id, token) for served, token in made]
-            self._context.report(job, *events, tokens=tokens)
-
-    def _chunk_done(self, served: _Served, segment: Segment, start_s: float, end_s: float) -> ChunkDone:
-        """The report of a piece of a prompt."""
-        return ChunkDone(
-            at_s=end_s,
-            attempt=served.job.attempt,
-            worker=self._context.spec.name,
-            start_s=start_s,
-            computed_tokens=segment.new_tokens,
-            reused_tokens=0 if served.has_begun else segment.cached_tokens,
-            context_tokens=segment.cached_tokens + segment.new_tokens,
-        )
 
     def _announce(self) -> None:
         """Tell the cluster which whole prompt blocks the engine can find again."""
