@@ -55,8 +55,10 @@ class WorkerState:
     """Those of them that are not in GPU memory, because the request was preempted or resumed there."""
     context_tokens: int = 0
     """KVCache tokens of all of them."""
-    in_transit: dict[int, ServedView] = field(default_factory=dict[int, ServedView])
-    decoding: dict[int, ServedView] = field(default_factory=dict[int, ServedView])
+    coming: dict[int, ServedView] = field(default_factory=dict[int, ServedView])
+    """Requests on their way there to decode."""
+    present: dict[int, ServedView] = field(default_factory=dict[int, ServedView])
+    """Requests whose KVCache is there."""
     started: set[int] = field(default_factory=set[int])
     """Requests in its batch, or taken out of it for want of memory."""
     stepped_until_s: float = field(init=False)
@@ -186,21 +188,21 @@ class WorkerState:
                 len(self.contexts),
                 self.context_tokens,
                 self.capacity_tokens,
-                tuple(self.decoding.values()),
-                tuple(self.in_transit.values()),
+                tuple(self.present.values()),
+                tuple(self.coming.values()),
             )
         return self.latest_view
 
     def expect(self, request: Request, starts_s: float) -> None:
         """A request will decode there."""
-        self.in_transit[request.id] = ServedView(request.id, request.input_tokens, starts_s)
+        self.coming[request.id] = ServedView(request.id, request.input_tokens, starts_s)
         self.contexts[request.id] = request.input_tokens
         self.context_tokens += request.input_tokens
         self.latest_view = None
 
     def join(self, request_id: int, at_s: float) -> None:
         """A request that was on its way is there."""
-        self.decoding[request_id] = ServedView(request_id, self.in_transit.pop(request_id).input_tokens, at_s)
+        self.present[request_id] = ServedView(request_id, self.coming.pop(request_id).input_tokens, at_s)
         self.latest_view = None
 
     def start(self, request_id: int) -> None:
@@ -249,8 +251,8 @@ class WorkerState:
         if request_id in self.contexts:
             self.context_tokens -= self.tokens_of(request_id) - self.missing.pop(request_id, 0)
             del self.contexts[request_id]
-        self.in_transit.pop(request_id, None)
-        self.decoding.pop(request_id, None)
+        self.coming.pop(request_id, None)
+        self.present.pop(request_id, None)
         self.started.discard(request_id)
         self.latest_view = None
 

@@ -37,7 +37,7 @@ from mooncake_lab.core import CacheChanged, Record, Request, RunEnded, TracedReq
 from mooncake_lab.perf import CppGroup, LatencyModel
 from mooncake_lab.simulation.clock import EventLoop
 from mooncake_lab.simulation.coupled import CoupledInstance
-from mooncake_lab.simulation.instances import DecodeInstance, PrefillInstance, PrefillService
+from mooncake_lab.simulation.instances import DecodeInstance, PrefillInstance
 from mooncake_lab.simulation.kv_transfer import KVTransfer, PrefillJob
 from mooncake_lab.simulation.network import Network
 from mooncake_lab.simulation.options import SimulationOptions
@@ -109,7 +109,7 @@ class Cluster:
         self.coupled: dict[str, CoupledInstance] = {}
         match spec.pools:
             case (prefill, decode):
-                self._add_pools(spec, prefill, decode, PrefillService(model, group))
+                self._add_pools(spec, prefill, decode, group)
             case (coupled,):
                 self._add_coupled(spec, coupled, partial(options.max_tokens_of, coupled))
         for failure in options.failures:
@@ -121,7 +121,7 @@ class Cluster:
             self._loop.call_later(failure.at_s, self._fail, failure.instance)
 
     def _add_pools(
-        self, spec: ClusterSpec, prefill: PrefillPool, decode: DecodePool, service: PrefillService
+        self, spec: ClusterSpec, prefill: PrefillPool, decode: DecodePool, group: CppGroup | None
     ) -> None:
         """Prefill and decode instances, and the network between them.
 
@@ -157,13 +157,7 @@ class Cluster:
         )
         for name in names:
             self._prefill[name] = PrefillInstance(
-                loop,
-                name,
-                prefill,
-                service,
-                self.pool,
-                self._transfer,
-                self.report,
+                loop, name, prefill, model, group, self.pool, self._transfer, self.report
             )
             self._up(name, "prefill", 0, self.pool.caches[name])
         for name in [name for name, role in spec.roles.items() if role == "decode"]:

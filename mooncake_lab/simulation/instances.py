@@ -45,36 +45,32 @@ class PromptPart(msgspec.Struct, frozen=True, gc=False):
     ssd_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillService:
-    """The clock of a prefill instance."""
+def prefill_finish_s(
+    model: LatencyModel, group: CppGroup | None, prompts: Sequence[PromptPart], free_s: Sequence[float] = ()
+) -> list[float]:
+    """In how many seconds each node is done with the prompts that begin now; the last one ends them.
 
-    model: LatencyModel
-    group: CppGroup | None = None
-    """The nodes that compute a prompt in turns; None is one node that computes it whole."""
+    A single node computes them in one iteration, whose constant part (reading the weights) they share. The first
+    of a group can begin the next prompt when it is done with this one, so that the pipeline stays full (arXiv
+    §5.1).
 
-    def finish_s(self, prompts: Sequence[PromptPart], free_s: Sequence[float] = ()) -> list[float]:
-        """In how many seconds each node is done with the prompts that begin now; the last one ends them.
-
-        A single node computes them in one iteration, whose constant part (reading the weights) they share. The
-        first of a group can begin the next prompt when it is done with this one, so that the pipeline stays full
-        (arXiv §5.1).
-
-        Args:
-            prompts: of one iteration; a group computes one.
-            free_s: in how many seconds each node of a group is done with the prompt before.
-        """
-        ssd_tokens = sum([prompt.ssd_tokens for prompt in prompts])
-        if self.group is None:
-            compute_s = self.model.prefill.constant_s * (1 - len(prompts))
-            for prompt in prompts:
-                compute_s += self.model.prefill.seconds(prompt.tokens, prompt.reused_tokens)
-            return [self.model.beside_ssd_s(compute_s, ssd_tokens)]
-        (prompt,) = prompts
-        columns = cpp_finish_s(self.group, prompt.tokens, prompt.reused_tokens, free_s=free_s)
-        done_s = [column[-1] for column in columns]
-        waited_s = self.model.beside_ssd_s(done_s[-1], ssd_tokens) - done_s[-1]
-        return [each_s + waited_s for each_s in done_s]
+    Args:
+        model: of a node.
+        group: the nodes that compute a prompt in turns; None is one node that computes it whole.
+        prompts: of one iteration; a group computes one.
+        free_s: in how many seconds each node of a group is done with the prompt before.
+    """
+    ssd_tokens = sum([prompt.ssd_tokens for prompt in prompts])
+    if group is None:
+        compute_s = model.prefill.constant_s * (1 - len(prompts))
+        for prompt in prompts:
+            compute_s += model.prefill.seconds(prompt.tokens, prompt.reused_tokens)
+        return [model.beside_ssd_s(compute_s, ssd_tokens)]
+    (prompt,) = prompts
+    columns = cpp_finish_s(group, prompt.tokens, prompt.reused_tokens, free_s=free_s)
+    done_s = [column[-1] for column in columns]
+    waited_s = model.beside_ssd_s(done_s[-1], ssd_tokens) - done_s[-1]
+    return [each_s + waited_s for each_s in done_s]
 
 
 class PrefillInstance:
@@ -90,7 +86,8 @@ class PrefillInstance:
         loop: EventLoop,
         name: str,
         spec: PrefillPool,
-        service: PrefillService,
+        model: LatencyModel,
+        group: CppGroup | None,
         pool: PrefixPool,
         transfer: KVTransfer,
         report: Callable[[Event], None],
@@ -98,7 +95,8 @@ class PrefillInstance:
         self.name = name
         self.up = True
         self._loop = loop
-        self._service = service
+        self._model = model
+        self._group = group
         self._pool = pool
         self._transfer = transfer
         self._report = report
@@ -185,7 +183,7 @@ class PrefillInstance:
         for job in batch:
             self._transfer.stream(job, finish_s[-1])  # while the next layers are computed
         self._loop.call_later(finish_s[-1], self._done, batch, parts, now_s)
-        if len(finish_s) > 1:
+        if self._group is not None:
             self._free_at_s = [now_s + each_s for each_s in finish_s]
             self._loop.call_later(finish_s[0], self._slot_free)
 
@@ -202,7 +200,7 @@ class PrefillInstance:
 
     def _finish_s(self, parts: Sequence[PromptPart], free_s: Sequence[float]) -> list[float]:
         """When each node is done; what is read from SSD waits for what the disk reads for others."""
-        finish_s = self._service.finish_s(parts, free_s)
+        finish_s = prefill_finish_s(self._model, self._group, parts, free_s)
         if not sum([part.ssd_tokens for part in parts]):
             return finish_s
         wait_s = self._transfer.disk_wait_s(self.name)
@@ -221,14 +219,14 @@ class PrefillInstance:
         for job, part in zip(batch, parts, strict=True):
             self._end(job, part, start_s)
         self._transfer.finish([job for job in batch if not job.cancelled])
-        if not self._free_at_s:
+        if self._group is None:
             self._begin()
 
     def _end(self, job: PrefillJob, part: PromptPart, start_s: float) -> None:
         """A prompt is computed: keep its KVCache, and send the rest of it."""
         now_s, request = self._loop.now_s, job.request
         if part.ssd_tokens:
-            size = part.ssd_tokens * self._service.model.shape.kv_bytes_per_token
+            size = part.ssd_tokens * self._model.shape.kv_bytes_per_token
             self._report(TierRead(at_s=now_s, attempt=job.attempt, worker=self.name, start_s=start_s, bytes=size))
         if self._keeps_prompts:
             self._pool.keep(self.name, request)
@@ -298,7 +296,7 @@ class DecodeInstance:
         self._stretch: Stretch | None = None  # that runs
         self._may_shorten = False  # whether joining would cut that stretch short
         self._waits = False  # for the next look
-        self._looks = 0  # timers that were set; only the last one counts
+        self._timers = 0  # timers that were set; only the last one counts
 
     def stop(self) -> None:
         """Stop with the step under way; each request that is here is then reported as failed."""
@@ -337,12 +335,12 @@ class DecodeInstance:
 
     def _wait(self, seconds: float) -> None:
         self._waits = True
-        self._looks += 1
-        self._loop.call_later(seconds, self._look, self._looks)
+        self._timers += 1
+        self._loop.call_later(seconds, self._look, self._timers)
 
     def _look(self, timer: int) -> None:
         """The stretch is over, or a request came to an idle instance: the next stretch begins."""
-        if timer != self._looks:
+        if timer != self._timers:
             return  # a stretch that was cut short
         if self._stretch is not None:
             self._close(self._stretch)

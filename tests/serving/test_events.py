@@ -74,8 +74,8 @@ def test_nothing_is_left_of_requests_that_ended(live):
     coordinator, _, _ = replay(live, live.events)
     for worker in coordinator.workers.up:
         assert not worker.contexts
-        assert not worker.decoding
-        assert not worker.in_transit
+        assert not worker.present
+        assert not worker.coming
         assert worker.context_tokens == 0
         assert not worker.started
 

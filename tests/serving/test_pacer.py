@@ -9,7 +9,7 @@ from mooncake_lab.core import DecodeStretch, Prefilled
 from mooncake_lab.perf import HybridLatency
 from mooncake_lab.serving import pacer as pacer_module
 from mooncake_lab.serving.pacer import Pacer
-from mooncake_lab.simulation.instances import PrefillService, PromptPart
+from mooncake_lab.simulation.instances import PromptPart, prefill_finish_s
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,8 @@ def test_packed_prompts_keep_the_time_of_the_simulation(monkeypatch, slow):
     prompts = [(512, 0), (256, 128), (64, 48)]
     for some in (prompts[:1], prompts):
         Pacer.of(slow).hold_prefill(3.0, some)
-        [simulated_s] = PrefillService(slow).finish_s([PromptPart(*prompt, ssd_tokens=0) for prompt in some])
+        parts = [PromptPart(*prompt, ssd_tokens=0) for prompt in some]
+        [simulated_s] = prefill_finish_s(slow, None, parts)
         assert held.pop() == pytest.approx(3.0 + simulated_s)
 
 

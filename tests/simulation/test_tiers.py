@@ -26,7 +26,7 @@ from mooncake_lab.perf import (
     model_shape,
 )
 from mooncake_lab.simulation import Cluster, Failure, SimulationOptions
-from mooncake_lab.simulation.instances import PrefillService, PromptPart
+from mooncake_lab.simulation.instances import PromptPart, prefill_finish_s
 from mooncake_lab.simulation.kv_transfer import PrefillJob
 from mooncake_lab.simulation.pool import PrefixPool
 
@@ -112,13 +112,13 @@ def test_overlap_hides_all_but_one_layer(tokens, share, of_those):
     """With reading overlapped a prefill takes what a pipeline over layers takes, layer by layer."""
     reused = int(share * (tokens - 1))
     from_ssd = int(of_those * reused)
-    service = PrefillService(MODEL)
     compute_s, read_s = MODEL.prefill.seconds(tokens, reused), from_ssd / 2000
     ready = done = 0.0
     for _ in range(SHAPE.layers):  # the reference: one layer after the other
         ready += read_s / SHAPE.layers
         done = max(done, ready) + compute_s / SHAPE.layers
-    assert service.finish_s([PromptPart(tokens, reused, from_ssd)]) == [pytest.approx(done)]
+    parts = [PromptPart(tokens, reused, from_ssd)]
+    assert prefill_finish_s(MODEL, None, parts) == [pytest.approx(done)]
 
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=3), st.floats(0, 1), st.integers(1, 4))
@@ -132,10 +132,12 @@ def test_reading_ends_all_nodes_of_a_group_later(parts, share, nodes):
         link=LinkLatency(1e12),
         chunk_constant_s=0.0,
     )
-    service, tokens = PrefillService(MODEL, group), sum(parts) + 1
+    tokens = sum(parts) + 1
     reused = int(share * (tokens - 1))
     free_s = [0.1 * place for place in range(nodes)]
-    without, reading = (service.finish_s([PromptPart(tokens, reused, ssd)], free_s) for ssd in (0, reused))
+    without, reading = (
+        prefill_finish_s(MODEL, group, [PromptPart(tokens, reused, ssd)], free_s) for ssd in (0, reused)
+    )
     assert reading[-1] == pytest.approx(MODEL.beside_ssd_s(without[-1], reused))
     assert [b - a for a, b in zip(without, reading, strict=True)] == pytest.approx(
         [reading[-1] - without[-1]] * nodes
@@ -161,7 +163,7 @@ def test_what_is_on_ssd_is_read_where_that_is_faster(kept, last, tokens_per_s):
     def seconds(blocks):
         reused = min(blocks * 512, request.input_tokens - 1)
         below = min(pool.on_ssd("prefill-0", request.block_keys[:blocks]) * 512, reused)
-        (end_s,) = PrefillService(model).finish_s([PromptPart(request.input_tokens, reused, below)])
+        (end_s,) = prefill_finish_s(model, None, [PromptPart(request.input_tokens, reused, below)])
         return end_s
 
     found = min(node._most_blocks(PrefillJob(Attempt(9, 1), request, None), ()), held)
