@@ -58,7 +58,7 @@ def test_what_the_pool_holds_counts_as_held_by_every_worker(here, there, pooled)
     """A prefill worker matches what it or the pool holds; another worker, or one that is down, matches nothing."""
     workers = table(p="prefill", q="prefill", d="decode")
     for cache, held in (("p", here), (POOL, pooled), ("q", there)):
-        workers.cache_changed(CacheChanged(at_s=0.0, instance=cache, added=tuple(sorted(held))))
+        workers.cache_changed(CacheChanged(at_s=0.0, instance=cache, added=tuple(sorted(held)), removed=()))
     for one, held in zip(workers.view(REQUEST, 0.0, History()).prefill, (here, there), strict=True):
         leading = sum(1 for _ in takewhile((held | pooled).__contains__, REQUEST.block_keys))
         assert one.matched_blocks == workers.matched_blocks(one.name, REQUEST) == leading
