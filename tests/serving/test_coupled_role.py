@@ -30,7 +30,7 @@ def make_role(send, **changes):
         WorkerContext(
             spec=worker_spec(*cluster, "coupled-0", bytes(32)),
             model=model,
-            shape=KVLayout.of(model, name),
+            layout=KVLayout.of(model, name),
             identity=Identity(name="coupled-0", token=bytes(32), fingerprint=name, timeout_s=10.0),
             senders=None,
             channel=None,
@@ -62,7 +62,7 @@ def test_the_cluster_knows_what_of_each_request_is_in_gpu_memory(policy):
                 run.report(event)
                 preempted += isinstance(event, c.Preempted)
         messages.clear()
-        instance = role._engine.engine.instance
+        instance = role._engine.instance
         here = [*instance.waiting, *instance.running.values()]
         assert worker.context_tokens == sum(max(one.prompt_tokens, one.cached_tokens) for one in here)
     assert preempted
