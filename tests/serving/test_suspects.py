@@ -75,7 +75,7 @@ def test_cancelled_while_it_waits(quiet):
     """A request that is cancelled while its workers are suspects is not placed."""
     cluster, stream = quiet
     fail(cluster, stream)
-    cluster.runtime.cancel(stream)
+    cluster.runtime.cancel(stream, "the client went away")
     for name in cluster.lines:
         answer(cluster, name)
     assert stream.end.reason == "cancelled"
