@@ -4,17 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, final
 
-from mooncake_lab.cluster.events import (
-    Attempt,
-    CancelAttempt,
-    Command,
-    ConfirmWorkers,
-    FetchStarted,
-    Finish,
-    PrepareDecode,
-    Reject,
-    RunPrefill,
-)
+from mooncake_lab.cluster import events
+from mooncake_lab.cluster.events import Attempt, Command
 from mooncake_lab.cluster.spec import ClusterSpec
 from mooncake_lab.cluster.workers import WorkerState, WorkerTable
 from mooncake_lab.conductor import (
@@ -270,10 +261,10 @@ class Attempts:
         if placement.fetch_from is not None:
             self._workers.begin_fetch(attempt, request, placement)
         if prefill is not decode:
-            self.commands.append(PrepareDecode(attempt, decode.name, request))
-        self.commands.append(RunPrefill(attempt, request, placement))
+            self.commands.append(events.PrepareDecode(attempt, decode.name, request))
+        self.commands.append(events.RunPrefill(attempt, request, placement))
 
-    def fetch_started(self, event: FetchStarted) -> None:
+    def fetch_started(self, event: events.FetchStarted) -> None:
         """A prefill worker fetches blocks of a shared store from the worker on which they lie."""
         if self._workers.is_up(event.source):
             source = self._workers[event.source]
@@ -298,7 +289,7 @@ class Attempts:
         state.suspects = frozenset(filter(self._workers.is_up, suspects))
         if state.suspects:
             state.phase = "unconfirmed"
-            self.commands.append(ConfirmWorkers(tuple(sorted(state.suspects))))
+            self.commands.append(events.ConfirmWorkers(tuple(sorted(state.suspects))))
         else:
             self.decide(state, now_s)
 
@@ -312,7 +303,7 @@ class Attempts:
         """Release what an attempt has reserved, and tell those of its workers that are up."""
         workers = state.workers
         self.release(state)
-        self.commands += [CancelAttempt(state.attempt, worker.name) for worker in workers if worker.up]
+        self.commands += [events.CancelAttempt(state.attempt, worker.name) for worker in workers if worker.up]
 
     def release(self, state: RequestState) -> None:
         """An attempt is over: its workers have nothing reserved for it any more.
@@ -329,11 +320,11 @@ class Attempts:
         request_id = state.request.id
         del self.requests[request_id]
         self.record(Rejected(at_s=at_s, request_id=request_id, stage=stage, reason=reason))
-        self.commands.append(Reject(request_id, stage, reason))
+        self.commands.append(events.Reject(request_id, stage, reason))
 
     def finish(self, state: RequestState, output_tokens: int, at_s: float) -> None:
         """End a request that has all its tokens."""
         request_id = state.request.id
         del self.requests[request_id]
         self.record(Finished(at_s=at_s, request_id=request_id, output_tokens=output_tokens))
-        self.commands.append(Finish(request_id))
+        self.commands.append(events.Finish(request_id))

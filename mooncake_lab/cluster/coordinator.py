@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from mooncake_lab.cluster import events
 from mooncake_lab.cluster.attempts import AT_DECODE, AT_PREFILL, Attempts, CoordinatorRules, RequestState
-from mooncake_lab.cluster.events import POOL, Attempt, Command, Event, SetTimer, StartDecode
+from mooncake_lab.cluster.events import POOL, Attempt, Command, Event
 from mooncake_lab.cluster.spec import ClusterSpec
 from mooncake_lab.cluster.workers import WorkerState, WorkerTable
 from mooncake_lab.conductor import ClusterView, Decided, Estimator
@@ -171,7 +171,7 @@ class Coordinator:
         if refusal:
             self._attempts.reject(state, "frontdoor", refusal, self._now_s)
         elif self._rules.schedule_s:
-            self._commands.append(SetTimer(request.id, self._rules.schedule_s))
+            self._commands.append(events.SetTimer(request.id, self._rules.schedule_s))
         else:
             self._attempts.decide(state, self._now_s)
 
@@ -263,7 +263,9 @@ class Coordinator:
             return
         state.phase = "loading"
         shows_computed = state.resumes or not state.shown_tokens
-        self._commands.append(StartDecode(event.attempt, state.decode.name, state.shown_tokens, shows_computed))
+        self._commands.append(
+            events.StartDecode(event.attempt, state.decode.name, state.shown_tokens, shows_computed)
+        )
 
     def _kv_loaded(self, event: events.KVLoaded, state: RequestState) -> None:
         if state.phase not in AT_DECODE:

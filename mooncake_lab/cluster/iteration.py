@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from mooncake_lab.batching import Plan, Progress, Segment
-from mooncake_lab.cluster.events import Attempt, ChunkDone, DecodeStarted, Preempted, RequestDone
+from mooncake_lab.cluster import events
+from mooncake_lab.cluster.events import Attempt
 from mooncake_lab.core import DecodeStretch
 
 
@@ -33,7 +34,7 @@ class CoupledRequest:
 
 def iteration_events(
     iteration: DecodeStretch, parts: Sequence[tuple[CoupledRequest, Segment]]
-) -> Iterator[DecodeStarted | DecodeStretch | ChunkDone | RequestDone]:
+) -> Iterator[events.DecodeStarted | DecodeStretch | events.ChunkDone | events.RequestDone]:
     """What an iteration did, or several of one plan: decodes first, then prompts and the requests that are done.
 
     Every token of a request that had tokens before counts as a decode, the one after a recomputation as well.
@@ -47,13 +48,13 @@ def iteration_events(
         if segment.emits and request.generated_tokens:
             decoded.append(request.attempt.request_id)
             if request.generated_tokens == request.shown_tokens:  # its first one here
-                yield DecodeStarted(at_s=at_s, attempt=request.attempt)
+                yield events.DecodeStarted(at_s=at_s, attempt=request.attempt)
     if decoded:
         yield replace(iteration, request_ids=tuple(decoded))
     for request, segment in parts:
         if segment.kind == "prefill":
             computed = segment.new_tokens * iteration.steps
-            yield ChunkDone(
+            yield events.ChunkDone(
                 at_s=at_s,
                 attempt=request.attempt,
                 worker=iteration.instance,
@@ -65,15 +66,15 @@ def iteration_events(
             request.begun = True
         if segment.emits:
             if not request.generated_tokens:
-                yield DecodeStarted(at_s=at_s, attempt=request.attempt)
+                yield events.DecodeStarted(at_s=at_s, attempt=request.attempt)
             request.generated_tokens += iteration.steps
             if request.generated_tokens >= request.output_tokens:
-                yield RequestDone(at_s=at_s, attempt=request.attempt)
+                yield events.RequestDone(at_s=at_s, attempt=request.attempt)
 
 
 def preemptions(
     plan: Plan, waiting: Sequence[Progress], requests: Mapping[int, CoupledRequest], worker: str, at_s: float
-) -> Iterator[Preempted]:
+) -> Iterator[events.Preempted]:
     """The requests that a plan takes out of the batch.
 
     Args:
@@ -89,4 +90,4 @@ def preemptions(
             request = requests[request_id]
             request.begun, request.preempted = False, True
             tokens = kept[request_id]
-            yield Preempted(at_s=at_s, attempt=request.attempt, worker=worker, context_tokens=tokens)
+            yield events.Preempted(at_s=at_s, attempt=request.attempt, worker=worker, context_tokens=tokens)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 from mooncake_lab.cluster import events
-from mooncake_lab.cluster.events import Attempt, ChunkDone, Preempted, PrefillSlotFree, Role, WorkerUp
+from mooncake_lab.cluster.events import Attempt, Role
 from mooncake_lab.conductor import ClusterView, DecodeView, History, Placement, PrefillView, ServedView
 from mooncake_lab.core import BlockKey, CacheChanged, Request
 from mooncake_lab.store import PrefixIndex
@@ -72,7 +72,9 @@ class WorkerState:
     _latest: Attempt | None = None
     _latest_until_s: float = 0.0
     _iteration_s: float = 0.0
-    _of_iteration: set[ChunkDone | Preempted] = field(default_factory=set[ChunkDone | Preempted])
+    _of_iteration: set[events.ChunkDone | events.Preempted] = field(
+        default_factory=set[events.ChunkDone | events.Preempted]
+    )
 
     def __post_init__(self) -> None:
         self.stepped_until_s = self.up_s
@@ -226,7 +228,7 @@ class WorkerState:
         self.stepped_until_s = until_s
         self.latest_view = None
 
-    def is_news(self, event: ChunkDone | Preempted) -> bool:
+    def is_news(self, event: events.ChunkDone | events.Preempted) -> bool:
         """Whether an event was not reported before; those of later iterations are reported later."""
         if event.at_s > self._iteration_s:
             self._iteration_s = event.at_s
@@ -308,7 +310,7 @@ class WorkerTable:
         """Whether some worker can prefill and some can decode."""
         return bool(self._prefill and self._decode)
 
-    def add(self, event: WorkerUp) -> None:
+    def add(self, event: events.WorkerUp) -> None:
         """A worker is up, with nothing to do; under the name of one that is down it replaces that one."""
         same = [each.assigned_requests for each in self.up if each.role == event.role]
         self._workers[event.worker] = WorkerState(
@@ -343,7 +345,7 @@ class WorkerTable:
         self._prefill = [(each, places.get(each.cache or "", -1)) for each in up if each.role != "decode"]
         self._decode = [each for each in up if each.role != "prefill"]
 
-    def free_slot(self, event: PrefillSlotFree) -> None:
+    def free_slot(self, event: events.PrefillSlotFree) -> None:
         """A pipelined group can begin the next prompt."""
         worker = self._workers.get(event.worker)
         if worker is not None:

@@ -14,7 +14,7 @@ from typing import Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.cluster import ChunkDone, ClusterSpec, Finish, PrefillDone, Reject, WorkerState
+from mooncake_lab.cluster import ClusterSpec, WorkerState, events
 from mooncake_lab.conductor import Estimator
 from mooncake_lab.core import Request, block_keys
 from mooncake_lab.serving.messages import Ready, SamplingParams
@@ -84,13 +84,13 @@ class Clients:
         grown = request.input_tokens + tokens
         return replace(request, input_tokens=grown, block_keys=self._keys(stream.known(grown)))
 
-    def note_reuse(self, event: PrefillDone | ChunkDone) -> None:
+    def note_reuse(self, event: events.PrefillDone | events.ChunkDone) -> None:
         """The first prefill says what was reused: a later one, after a failure, finds what the first computed."""
         stream = self.streams.get(event.attempt.request_id)
         if stream is not None and stream.cached_tokens is None:
             stream.cached_tokens = min(event.reused_tokens, len(stream.prompt))
 
-    def reject(self, command: Reject, now_s: float, estimate: Estimator, *, is_shut: bool) -> None:
+    def reject(self, command: events.Reject, now_s: float, estimate: Estimator, *, is_shut: bool) -> None:
         """End a request that the coordinator rejected; its client learns why, and when to come again."""
         stream = self.streams.pop(command.request_id)
         if command.stage == "client":
@@ -101,7 +101,7 @@ class Clients:
             retry_after_s = self._retry_after_s(stream, now_s, estimate)
             stream.close(End("rejected", RejectedError(command.stage, command.reason, retry_after_s)))
 
-    def finish(self, command: Finish) -> None:
+    def finish(self, command: events.Finish) -> None:
         """End a request that has all its tokens."""
         stream = self.streams.pop(command.request_id)
         stream.close(End(stream.complete_by(self._ready.end_tokens) or "stop"))

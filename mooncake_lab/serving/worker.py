@@ -16,7 +16,7 @@ from typing import Final, final
 import msgspec
 import torch
 
-from mooncake_lab.cluster import AttemptFailed
+from mooncake_lab.cluster import events
 from mooncake_lab.engine import LlamaModel
 from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.kvcache import fingerprint
@@ -150,7 +150,7 @@ class Worker:
                 os._exit(0)
 
     def _undelivered(self, job: messages.Job, reason: str) -> None:
-        failed = AttemptFailed(at_s=time.monotonic(), attempt=job.attempt, reason=reason, retriable=True)
+        failed = events.AttemptFailed(at_s=time.monotonic(), attempt=job.attempt, reason=reason, retriable=True)
         self._outbox.put(messages.Report(job.run, (failed,)))
 
     def _ready(self) -> messages.Ready:

@@ -11,26 +11,15 @@ from math import inf
 from typing import Any
 
 from mooncake_lab.cluster import (
-    CancelAttempt,
     ClusterSpec,
     Coordinator,
     CoordinatorRules,
     CoupledPool,
     DecodePool,
     Event,
-    Finish,
-    KVLoaded,
     PrefillPool,
-    PrepareDecode,
-    Reject,
-    RequestArrived,
     Role,
-    RunPrefill,
-    SetTimer,
-    StartDecode,
-    TimerFired,
-    WorkerDown,
-    WorkerUp,
+    events,
 )
 from mooncake_lab.conductor import ClusterView, Decided, Estimator, LatencyEstimator
 from mooncake_lab.core import CacheChanged, Record, Request, RunEnded, TracedRequest, blocks_for
@@ -96,13 +85,13 @@ class Cluster:
         self._requests: dict[int, TracedRequest] = {}  # in flight, as they are in the trace
         self._jobs: dict[int, PrefillJob] = {}  # by request, until it decodes
         self._actions: dict[type, Callable[[Any], None]] = {
-            SetTimer: self._set_timer,
-            PrepareDecode: lambda _: None,  # the coordinator has reserved; simulated buffers need no preparation
-            RunPrefill: self._run_prefill,
-            StartDecode: self._start_decode,
-            CancelAttempt: self._cancel,
-            Finish: self._forget,
-            Reject: self._forget,
+            events.SetTimer: self._set_timer,
+            events.PrepareDecode: lambda _: None,  # simulated buffers need no preparation
+            events.RunPrefill: self._run_prefill,
+            events.StartDecode: self._start_decode,
+            events.CancelAttempt: self._cancel,
+            events.Finish: self._forget,
+            events.Reject: self._forget,
         }
         self._prefill: dict[str, PrefillInstance] = {}
         self._decode: dict[str, DecodeInstance] = {}
@@ -176,7 +165,9 @@ class Cluster:
             self._up(name, "coupled", instance.capacity_tokens, name if pool.prefix_caching else None)
 
     def _up(self, name: str, role: Role, capacity_tokens: int, cache: str | None = None) -> None:
-        self.report(WorkerUp(at_s=0.0, worker=name, role=role, capacity_tokens=capacity_tokens, cache=cache))
+        self.report(
+            events.WorkerUp(at_s=0.0, worker=name, role=role, capacity_tokens=capacity_tokens, cache=cache)
+        )
 
     def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
         """Serve requests in order of arrival until all are done, or until the horizon.
@@ -223,14 +214,14 @@ class Cluster:
                 self._loop.call_later(wait_s, self._arrive, requests, traced)
                 return
             self._requests[request.id] = traced
-            self.report(RequestArrived(at_s=self._loop.now_s, request=request))
+            self.report(events.RequestArrived(at_s=self._loop.now_s, request=request))
             traced = next(requests, None)
 
-    def _set_timer(self, command: SetTimer) -> None:
-        fires = TimerFired(at_s=self._loop.now_s + command.delay_s, request_id=command.request_id)
+    def _set_timer(self, command: events.SetTimer) -> None:
+        fires = events.TimerFired(at_s=self._loop.now_s + command.delay_s, request_id=command.request_id)
         self._loop.call_later(command.delay_s, self.report, fires)
 
-    def _run_prefill(self, command: RunPrefill) -> None:
+    def _run_prefill(self, command: events.RunPrefill) -> None:
         """Fetch, compute, and stream to the decode instance: `PrefillInstance` and `KVTransfer` report each.
 
         Raises:
@@ -253,17 +244,17 @@ class Cluster:
         shown_tokens = command.request.input_tokens - traced.request.input_tokens
         coupled.submit(command.attempt, traced, shown_tokens=shown_tokens)
 
-    def _start_decode(self, command: StartDecode) -> None:
+    def _start_decode(self, command: events.StartDecode) -> None:
         """From host memory into GPU memory."""
         job = self._jobs[command.attempt.request_id]
         self._transfer.load(command.worker, job.request.input_tokens, partial(self._loaded, job, command))
 
-    def _loaded(self, job: PrefillJob, command: StartDecode) -> None:
+    def _loaded(self, job: PrefillJob, command: events.StartDecode) -> None:
         if job.cancelled:
             return
         request_id = job.request.id
         del self._jobs[request_id]
-        self.report(KVLoaded(at_s=self._loop.now_s, attempt=job.attempt))
+        self.report(events.KVLoaded(at_s=self._loop.now_s, attempt=job.attempt))
         self._decode[command.worker].join(
             job.attempt,
             context_tokens=job.request.input_tokens,
@@ -272,7 +263,7 @@ class Cluster:
             shows_computed=command.shows_computed,
         )
 
-    def _cancel(self, command: CancelAttempt) -> None:
+    def _cancel(self, command: events.CancelAttempt) -> None:
         """An attempt that is on its way to decode goes no further.
 
         In a simulated cluster no client leaves: an attempt that decodes or is coupled was ended by its instance.
@@ -282,7 +273,7 @@ class Cluster:
             job.cancelled = True
             del self._jobs[command.attempt.request_id]
 
-    def _forget(self, command: Finish | Reject) -> None:
+    def _forget(self, command: events.Finish | events.Reject) -> None:
         del self._requests[command.request_id]
 
     def _extend(self, request: Request, tokens: int) -> Request | None:
@@ -320,5 +311,5 @@ class Cluster:
             self.pool.drop(name)
         if name not in self.coupled:
             self._transfer.cancel(name)
-        self.report(WorkerDown(at_s=self._loop.now_s, worker=name, finishes_step=name not in self._prefill))
+        self.report(events.WorkerDown(at_s=self._loop.now_s, worker=name, finishes_step=name not in self._prefill))
         instance.stop()

@@ -13,14 +13,7 @@ from typing import TypeAlias, final
 from msgspec.structs import replace
 
 from mooncake_lab.batching import CountedBlocks, Instance, Plan, Progress, Segment
-from mooncake_lab.cluster import (
-    Attempt,
-    AttemptFailed,
-    CoupledPool,
-    Event,
-    PrefillDropped,
-    RequestDone,
-)
+from mooncake_lab.cluster import Attempt, CoupledPool, Event, events
 from mooncake_lab.cluster.iteration import CoupledRequest, iteration_events, preemptions
 from mooncake_lab.core import BlockKey, CacheChanged, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
@@ -367,7 +360,7 @@ class CoupledInstance:
                 self._report(CacheChanged(at_s=self._loop.now_s, instance=self.name, added=added, removed=removed))
         for event in iteration_events(stretch.decoded(self.name, self._loop.now_s, ()), self._parts):
             self._report(event)
-            if isinstance(event, RequestDone):
+            if isinstance(event, events.RequestDone):
                 self.instance.finish(event.attempt.request_id)
                 del self._requests[event.attempt.request_id]
 
@@ -380,7 +373,9 @@ class CoupledInstance:
             known_tokens = request.request.input_tokens + request.generated_tokens
             stage = "capacity" if known_tokens > self.capacity_tokens else "batching"
             if request.generated_tokens == request.shown_tokens:
-                self._report(PrefillDropped(at_s=self._loop.now_s, attempt=request.attempt, worker=self.name))
+                self._report(
+                    events.PrefillDropped(at_s=self._loop.now_s, attempt=request.attempt, worker=self.name)
+                )
             self._fail(request, refusal.reason, retriable=False, stage=stage)
         for event in preemptions(plan, self.instance.waiting, self._requests, self.name, self._loop.now_s):
             self._report(event)
@@ -388,7 +383,7 @@ class CoupledInstance:
 
     def _fail(self, request: _Request, reason: str, *, retriable: bool, stage: str = "failed") -> None:
         self._report(
-            AttemptFailed(
+            events.AttemptFailed(
                 at_s=self._loop.now_s, attempt=request.attempt, reason=reason, retriable=retriable, stage=stage
             )
         )

@@ -16,20 +16,7 @@ from math import inf
 
 import msgspec
 
-from mooncake_lab.cluster import (
-    Attempt,
-    AttemptFailed,
-    DecodePool,
-    DecodeStarted,
-    Event,
-    PrefillDone,
-    PrefillDropped,
-    PrefillPool,
-    PrefillSlotFree,
-    PrefillStarted,
-    RequestDone,
-    TierRead,
-)
+from mooncake_lab.cluster import Attempt, DecodePool, Event, PrefillPool, events
 from mooncake_lab.core import Request
 from mooncake_lab.perf import CppGroup, LatencyModel, cpp_finish_s
 from mooncake_lab.simulation.clock import EventLoop, Steady, Stretch
@@ -135,7 +122,7 @@ class PrefillInstance:
             job = self._queue[place]
             if job.cancelled:
                 del self._queue[place]
-                self._report(PrefillDropped(at_s=self._loop.now_s, attempt=job.attempt, worker=self.name))
+                self._report(events.PrefillDropped(at_s=self._loop.now_s, attempt=job.attempt, worker=self.name))
             elif not job.fetching:
                 if room_tokens < inf and self._new_tokens(job) > room_tokens:
                     return None
@@ -174,7 +161,7 @@ class PrefillInstance:
         free_s = [max(0.0, at_s - now_s) for at_s in self._free_at_s]
         parts = list[PromptPart]()
         for job in batch:
-            self._report(PrefillStarted(at_s=now_s, attempt=job.attempt, worker=self.name))
+            self._report(events.PrefillStarted(at_s=now_s, attempt=job.attempt, worker=self.name))
             found = self._pool.reuse(self.name, job.request, self._most_blocks(job, free_s))
             parts.append(_part(job.request, found.blocks, found.from_ssd))
         finish_s, from_ssd = self._finish_s(parts, free_s), sum([part.ssd_tokens for part in parts])
@@ -209,7 +196,7 @@ class PrefillInstance:
     def _slot_free(self) -> None:
         """The first node of a group can begin the next prompt."""
         if self.up:
-            self._report(PrefillSlotFree(at_s=self._loop.now_s, worker=self.name))
+            self._report(events.PrefillSlotFree(at_s=self._loop.now_s, worker=self.name))
             self._begin()
 
     def _done(self, batch: Sequence[PrefillJob], parts: Sequence[PromptPart], start_s: float) -> None:
@@ -227,11 +214,13 @@ class PrefillInstance:
         now_s, request = self._loop.now_s, job.request
         if part.ssd_tokens:
             size = part.ssd_tokens * self._model.shape.kv_bytes_per_token
-            self._report(TierRead(at_s=now_s, attempt=job.attempt, worker=self.name, start_s=start_s, bytes=size))
+            self._report(
+                events.TierRead(at_s=now_s, attempt=job.attempt, worker=self.name, start_s=start_s, bytes=size)
+            )
         if self._keeps_prompts:
             self._pool.keep(self.name, request)
         self._report(
-            PrefillDone(
+            events.PrefillDone(
                 at_s=now_s,
                 attempt=job.attempt,
                 worker=self.name,
@@ -392,7 +381,7 @@ class DecodeInstance:
 
     def _fail(self, member: _DecodeRequest, reason: str, *, retriable: bool) -> None:
         self._report(
-            AttemptFailed(
+            events.AttemptFailed(
                 at_s=self._loop.now_s, attempt=member.attempt, reason=reason, retriable=retriable, stage="capacity"
             )
         )
@@ -400,11 +389,11 @@ class DecodeInstance:
     def _start(self, member: _DecodeRequest) -> None:
         if not member.started:
             member.started = True
-            self._report(DecodeStarted(at_s=self._loop.now_s, attempt=member.attempt))
+            self._report(events.DecodeStarted(at_s=self._loop.now_s, attempt=member.attempt))
             member.produced_tokens += member.shows_computed
         remaining = member.output_tokens - member.produced_tokens
         if remaining <= 0:
-            self._report(RequestDone(at_s=self._loop.now_s, attempt=member.attempt))
+            self._report(events.RequestDone(at_s=self._loop.now_s, attempt=member.attempt))
             return
         member.joined_step = self._step
         request_id = member.attempt.request_id
@@ -441,4 +430,4 @@ class DecodeInstance:
             _, request_id = heapq.heappop(self._finishing)
             member = self._members.pop(request_id)
             self._context_tokens -= member.cached_tokens + self._step - member.joined_step
-            self._report(RequestDone(at_s=self._loop.now_s, attempt=member.attempt))
+            self._report(events.RequestDone(at_s=self._loop.now_s, attempt=member.attempt))

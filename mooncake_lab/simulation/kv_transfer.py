@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 
-from mooncake_lab.cluster import Attempt, Event, FetchStarted, KVArrived, KVSent, PrefixFetched, TierRead
+from mooncake_lab.cluster import Attempt, Event, events
 from mooncake_lab.conductor import Placement
 from mooncake_lab.core import BlockKey, Request
 from mooncake_lab.perf import LatencyModel
@@ -144,7 +144,7 @@ class KVTransfer:
             tokens = sum([min(size, most - place * size) for place in places])
             fetch = _Fetch(job, owner, places, tokens, stays=False)
             self._report(
-                FetchStarted(
+                events.FetchStarted(
                     at_s=self._loop.now_s,
                     attempt=job.attempt,
                     worker=worker,
@@ -178,7 +178,7 @@ class KVTransfer:
             return
         tokens = min(tokens, fetch.tokens)
         self._report(
-            TierRead(
+            events.TierRead(
                 at_s=self._loop.now_s,
                 attempt=fetch.job.attempt,
                 worker=fetch.source,
@@ -227,7 +227,7 @@ class KVTransfer:
 
     def _prefix_fetched(self, job: PrefillJob, source: str, start_s: float, size_bytes: int) -> None:
         self._report(
-            PrefixFetched(
+            events.PrefixFetched(
                 at_s=self._loop.now_s,
                 attempt=job.attempt,
                 source=source,
@@ -303,12 +303,12 @@ class KVTransfer:
         """Reports that the last byte has left, where that is not when it arrives."""
         if not self._model.transfer.latency_s:
             return None
-        return lambda: self._report(KVSent(at_s=self._loop.now_s, attempt=job.attempt, worker=source))
+        return lambda: self._report(events.KVSent(at_s=self._loop.now_s, attempt=job.attempt, worker=source))
 
     def _kv_arrived(self, job: PrefillJob, start_s: float) -> None:
         if not job.cancelled:
             size = job.request.input_tokens * self._token_bytes
-            self._report(KVArrived(at_s=self._loop.now_s, attempt=job.attempt, start_s=start_s, bytes=size))
+            self._report(events.KVArrived(at_s=self._loop.now_s, attempt=job.attempt, start_s=start_s, bytes=size))
 
     def cancel(self, node: str) -> None:
         """A node is down: nothing more is sent to it, from it, or read there."""

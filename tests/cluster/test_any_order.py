@@ -5,7 +5,7 @@ import random
 import pytest
 from modelled import RefusesSome, bring_up, make_runtime, request
 
-from mooncake_lab import cluster as c
+from mooncake_lab.cluster import events as e
 from mooncake_lab.conductor import AdmitAll, CacheAware, FewestRequests, KVCacheCentric, LoadBalance, Random
 from mooncake_lab.core import CacheChanged, DecodeStretch
 
@@ -13,12 +13,12 @@ from mooncake_lab.core import CacheChanged, DecodeStretch
 def arrive(run, rng):
     i = len(run.original)
     made = run.original[i] = request(i, rng.choice([600, 1000, 2000]), rng.randrange(3), run.now)
-    run.tell(c.RequestArrived, request=made)
+    run.tell(e.RequestArrived, request=made)
 
 
 def fire(run, rng):
     if run.timers:
-        run.tell(c.TimerFired, request_id=run.timers.pop(rng.randrange(len(run.timers))))
+        run.tell(e.TimerFired, request_id=run.timers.pop(rng.randrange(len(run.timers))))
 
 
 def prefill(run, rng):
@@ -33,16 +33,16 @@ def prefill(run, rng):
         source = job.placement.fetch_from
         size = job.placement.fetched_tokens if source in run.up and rng.random() < 0.7 else 0
         run.moved[job.attempt.request_id, source, name] += size > 0
-        run.tell(c.PrefixFetched, attempt=job.attempt, source=source, worker=name, start_s=run.now, bytes=size)
+        run.tell(e.PrefixFetched, attempt=job.attempt, source=source, worker=name, start_s=run.now, bytes=size)
     elif name in job.cancelled and not job.started:
         del run.prompts[name][job.attempt]
-        run.tell(c.PrefillDropped, **what)
+        run.tell(e.PrefillDropped, **what)
     elif not job.started:
         job.started = True
         estimated_s = run.estimated_s(job)
         _, until_s = run.latest.get(name, (None, 0.0))  # those that run together add up
         run.latest[name] = job.attempt, max(run.now, until_s) + estimated_s
-        run.tell(c.PrefillStarted, **what)
+        run.tell(e.PrefillStarted, **what)
     else:
         if run.latest.get(name, (None,))[0] == job.attempt:
             del run.latest[name]
@@ -53,7 +53,7 @@ def prefill(run, rng):
             run.held[name] |= blocks
             run.tell(CacheChanged, instance=name, added=tuple(sorted(blocks)), removed=())
         run.prefilled[job.attempt.request_id] += 1
-        run.tell(c.PrefillDone, **what, start_s=run.now, computed_tokens=1, reused_tokens=0)
+        run.tell(e.PrefillDone, **what, start_s=run.now, computed_tokens=1, reused_tokens=0)
 
 
 def on_the_way(run, rng):
@@ -66,13 +66,13 @@ def on_the_way(run, rng):
     if not job.arrived:
         job.arrived = True
         run.moved[job.attempt.request_id, job.placement.prefill, job.placement.decode] += 1
-        run.tell(c.KVArrived, attempt=job.attempt, start_s=run.now, bytes=10)
+        run.tell(e.KVArrived, attempt=job.attempt, start_s=run.now, bytes=10)
     elif not job.loaded:
         job.loaded = True
-        run.tell(c.KVLoaded, attempt=job.attempt)
+        run.tell(e.KVLoaded, attempt=job.attempt)
     else:
         job.decoding = True
-        run.tell(c.DecodeStarted, attempt=job.attempt)
+        run.tell(e.DecodeStarted, attempt=job.attempt)
 
 
 def step(run, rng):
@@ -128,7 +128,7 @@ def drop(run, rng, name):
     for attempt, job in list(run.prompts[name].items()):
         if name in job.cancelled and rng.random() < 0.5:
             del run.prompts[name][attempt]
-            run.tell(c.PrefillDropped, attempt=attempt, worker=name)
+            run.tell(e.PrefillDropped, attempt=attempt, worker=name)
 
 
 def left_of(run, job):
@@ -154,7 +154,7 @@ def started(run, job, name):
     """A request shows its first token at this worker."""
     job.decoding = job.loaded = True
     del run.prompts[name][job.attempt]
-    run.tell(c.DecodeStarted, attempt=job.attempt)
+    run.tell(e.DecodeStarted, attempt=job.attempt)
 
 
 def step_once(run, name, start_s, jobs, steps):
@@ -175,7 +175,7 @@ def piece(run, job, computed, name, start_s):
     job.cached += computed
     run.prefilled[job.attempt.request_id] += 1
     run.tell(
-        c.ChunkDone, attempt=job.attempt, worker=name, start_s=start_s, computed_tokens=computed, reused_tokens=0,
+        e.ChunkDone, attempt=job.attempt, worker=name, start_s=start_s, computed_tokens=computed, reused_tokens=0,
         context_tokens=job.cached,
     )  # fmt: skip
     blocks = set(job.command.request.block_keys) - run.held[name]
@@ -192,7 +192,7 @@ def preempt(run, rng):
     if job is not None and job.cached:
         job.cached = 0 if rng.random() < 0.7 else rng.randint(0, job.cached)
         name = job.placement.prefill
-        run.tell(c.Preempted, attempt=job.attempt, worker=name, context_tokens=job.cached)
+        run.tell(e.Preempted, attempt=job.attempt, worker=name, context_tokens=job.cached)
 
 
 def some(run, rng):
@@ -203,7 +203,7 @@ def some(run, rng):
 def done(run, rng):
     job = some(run, rng)
     if job is not None and job.decoding:
-        run.tell(c.RequestDone, attempt=job.attempt)
+        run.tell(e.RequestDone, attempt=job.attempt)
 
 
 def fail(run, rng):
@@ -211,12 +211,12 @@ def fail(run, rng):
     if job is not None:
         suspects = (job.placement.prefill, job.placement.decode) if rng.random() < 0.5 else ()
         retriable = rng.random() < 0.7
-        run.tell(c.AttemptFailed, attempt=job.attempt, reason="trouble", retriable=retriable, suspects=suspects)
+        run.tell(e.AttemptFailed, attempt=job.attempt, reason="trouble", retriable=retriable, suspects=suspects)
 
 
 def leave(run, rng):
     if run.original:
-        kind = rng.choice([c.Cancelled, c.ClientStopped])
+        kind = rng.choice([e.Cancelled, e.ClientStopped])
         run.tell(kind, request_id=rng.randrange(len(run.original)))
 
 
@@ -228,13 +228,13 @@ def down(run, rng):
         jobs = [job for job in run.live().values() if job.placement.decode == name and (job.loaded or coupled)]
         del run.up[name]
         run.asked = [one for one in run.asked if one != name]
-        run.tell(c.WorkerDown, worker=name, finishes_step=finishes)
+        run.tell(e.WorkerDown, worker=name, finishes_step=finishes)
         if finishes:
             if coupled:
                 run.now += 0.3
                 compute(run, rng, name)
             for job in jobs:
-                run.tell(c.AttemptFailed, attempt=job.attempt, reason=f"{name} died", retriable=True)
+                run.tell(e.AttemptFailed, attempt=job.attempt, reason=f"{name} died", retriable=True)
 
 
 def up(run, rng):
@@ -245,19 +245,19 @@ def up(run, rng):
 
 def confirm(run, rng):
     if run.asked:
-        run.tell(c.WorkerConfirmed, worker=run.asked.pop(rng.randrange(len(run.asked))))
+        run.tell(e.WorkerConfirmed, worker=run.asked.pop(rng.randrange(len(run.asked))))
 
 
 def again(run, rng):
     """Something that was reported before is reported once more."""
-    repeated = [event for event in run.events if not isinstance(event, c.WorkerUp | c.WorkerDown | CacheChanged)]
+    repeated = [event for event in run.events if not isinstance(event, e.WorkerUp | e.WorkerDown | CacheChanged)]
     if repeated:
         event = rng.choice(repeated)
-        if isinstance(event, c.RequestArrived) and event.request.id not in run.coordinator.requests:
+        if isinstance(event, e.RequestArrived) and event.request.id not in run.coordinator.requests:
             return  # a new request
-        if isinstance(event, c.TimerFired) and event.request_id in run.timers:
+        if isinstance(event, e.TimerFired) and event.request_id in run.timers:
             return  # not a repetition
-        if isinstance(event, c.Cancelled | c.ClientStopped | c.WorkerConfirmed):
+        if isinstance(event, e.Cancelled | e.ClientStopped | e.WorkerConfirmed):
             return  # they mean the same at any time
         if isinstance(event, CHANGE_NOTHING):
             before = len(run.log)
@@ -268,13 +268,13 @@ def again(run, rng):
 
 
 CHANGE_NOTHING = (
-    c.PrefillStarted,
-    c.PrefillDone,
-    c.PrefillDropped,
-    c.ChunkDone,
-    c.Preempted,
-    c.TimerFired,
-    c.PrefixFetched,
+    e.PrefillStarted,
+    e.PrefillDone,
+    e.PrefillDropped,
+    e.ChunkDone,
+    e.Preempted,
+    e.TimerFired,
+    e.PrefixFetched,
 )
 """Events of which a repetition leads to no command and no record."""
 ACTIONS = [

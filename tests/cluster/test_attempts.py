@@ -4,6 +4,7 @@ import pytest
 from modelled import make_runtime, request
 
 from mooncake_lab import cluster as c
+from mooncake_lab.cluster import events as e
 from mooncake_lab.conductor import AdmitAll, LengthPredicting, Placement
 
 A, B = c.Attempt(0, 1), c.Attempt(0, 2)
@@ -24,23 +25,23 @@ class Expects:
 
 def arrive(run):
     run.original[0] = request(0, at_s=run.now)
-    return run.tell(c.RequestArrived, request=run.original[0])
+    return run.tell(e.RequestArrived, request=run.original[0])
 
 
 def prefill(run, attempt=A):
-    run.tell(c.PrefillStarted, attempt=attempt, worker="prefill-0")
+    run.tell(e.PrefillStarted, attempt=attempt, worker="prefill-0")
     run.tell(
-        c.PrefillDone, attempt=attempt, worker="prefill-0", start_s=run.now, computed_tokens=1, reused_tokens=0
+        e.PrefillDone, attempt=attempt, worker="prefill-0", start_s=run.now, computed_tokens=1, reused_tokens=0
     )
 
 
 def move(run, attempt=A):
-    run.tell(c.KVArrived, attempt=attempt, start_s=run.now, bytes=9)
-    run.tell(c.KVLoaded, attempt=attempt)
+    run.tell(e.KVArrived, attempt=attempt, start_s=run.now, bytes=9)
+    run.tell(e.KVLoaded, attempt=attempt)
 
 
 def fail(run, attempt=A):
-    return run.tell(c.AttemptFailed, attempt=attempt, reason="it failed", retriable=True)[-1].request
+    return run.tell(e.AttemptFailed, attempt=attempt, reason="it failed", retriable=True)[-1].request
 
 
 def test_a_request_on_its_way_is_expected_when_its_placement_says():
@@ -80,8 +81,8 @@ def test_views_count_answers_where_a_policy_needs_their_lengths():
     arrive(run)
     prefill(run)
     move(run)
-    run.tell(c.DecodeStarted, attempt=A)
-    run.tell(c.RequestDone, attempt=A)
+    run.tell(e.DecodeStarted, attempt=A)
+    run.tell(e.RequestDone, attempt=A)
     assert run.coordinator.view(request(1), run.now).lengths.longer[-1][0] == 1
 
 
@@ -95,11 +96,11 @@ def test_a_fetch_from_a_shared_store_loads_the_network_while_it_is_sent(from_ssd
     def outgoing_flows():
         return [one.outgoing_flows for one in run.coordinator.view(request(1), run.now).prefill]
 
-    run.tell(c.FetchStarted, **fetch, from_ssd=from_ssd)
+    run.tell(e.FetchStarted, **fetch, from_ssd=from_ssd)
     assert outgoing_flows() == [0, 0 if from_ssd else 1]
-    run.tell(c.TierRead, attempt=A, worker="prefill-1", start_s=run.now, bytes=9)
+    run.tell(e.TierRead, attempt=A, worker="prefill-1", start_s=run.now, bytes=9)
     assert outgoing_flows() == [0, 1]
-    run.tell(c.PrefixFetched, **fetch, start_s=run.now, bytes=9)
+    run.tell(e.PrefixFetched, **fetch, start_s=run.now, bytes=9)
     assert outgoing_flows() == [0, 0]
 
 
@@ -110,7 +111,7 @@ def test_a_token_shown_at_prefill_is_not_put_into_the_prompt_before_decode():
     prefill(run)
     assert fail(run) is run.original[0]
     prefill(run, B)
-    (start,) = run.tell(c.KVArrived, attempt=B, start_s=run.now, bytes=9)
+    (start,) = run.tell(e.KVArrived, attempt=B, start_s=run.now, bytes=9)
     assert (start.shown_tokens, start.shows_computed) == (1, False)
 
 
@@ -120,7 +121,7 @@ def test_tokens_are_put_into_the_prompt_once():
     arrive(run)
     prefill(run)
     move(run)
-    run.tell(c.DecodeStarted, attempt=A)
+    run.tell(e.DecodeStarted, attempt=A)
     first = fail(run)
     assert first.input_tokens == run.original[0].input_tokens + 1
     prefill(run, B)
@@ -132,7 +133,7 @@ def test_a_request_without_workers_is_not_placed_because_another_worker_goes_dow
     """A request waits for the answer of the suspect, and not for news of a worker that it does not need."""
     run = make_runtime((*PAIR, "decode-1"))
     arrive(run)
-    run.tell(c.AttemptFailed, attempt=A, reason="it failed", retriable=True, suspects=("prefill-0",))
-    assert not run.tell(c.WorkerDown, worker="decode-1")
+    run.tell(e.AttemptFailed, attempt=A, reason="it failed", retriable=True, suspects=("prefill-0",))
+    assert not run.tell(e.WorkerDown, worker="decode-1")
     assert run.coordinator.requests[0].phase == "unconfirmed"
-    assert run.tell(c.WorkerConfirmed, worker="prefill-0")[-1].attempt == B
+    assert run.tell(e.WorkerConfirmed, worker="prefill-0")[-1].attempt == B

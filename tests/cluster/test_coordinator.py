@@ -6,6 +6,7 @@ import pytest
 from modelled import RefusesSome, bring_up, make_runtime, request
 
 from mooncake_lab import cluster as c
+from mooncake_lab.cluster import events as e
 from mooncake_lab.conductor import LoadBalance, Placement
 from mooncake_lab.core import (
     CacheChanged,
@@ -37,20 +38,20 @@ class Fetches:
 
 def arrive(run, i=0, **fields):
     run.original[i] = request(i, at_s=run.now)
-    return run.tell(c.RequestArrived, request=run.original[i], **fields)
+    return run.tell(e.RequestArrived, request=run.original[i], **fields)
 
 
 def prefill(run, attempt=A, worker="prefill-0", end_s=3.0):
     run.now = end_s - 1
-    run.tell(c.PrefillStarted, attempt=attempt, worker=worker)
+    run.tell(e.PrefillStarted, attempt=attempt, worker=worker)
     run.now = end_s
     run.tell(
-        c.PrefillDone, attempt=attempt, worker=worker, start_s=end_s - 1, computed_tokens=1500, reused_tokens=500
+        e.PrefillDone, attempt=attempt, worker=worker, start_s=end_s - 1, computed_tokens=1500, reused_tokens=500
     )
 
 
 def decode(run, attempt=A):
-    for kind, what in ((c.KVArrived, {"start_s": run.now, "bytes": 9}), (c.KVLoaded, {}), (c.DecodeStarted, {})):
+    for kind, what in ((e.KVArrived, {"start_s": run.now, "bytes": 9}), (e.KVLoaded, {}), (e.DecodeStarted, {})):
         run.tell(kind, attempt=attempt, **what)
 
 
@@ -69,22 +70,22 @@ def kinds(records):
 def test_a_request_from_arrival_to_its_last_token():
     """Each event leads to its commands and records, in order, with the times at which things happened."""
     run = make_runtime(PAIR, schedule_s=0.5)
-    assert arrive(run) == (c.SetTimer(0, 0.5),)
+    assert arrive(run) == (e.SetTimer(0, 0.5),)
     run.now = 0.5
-    prepare, compute = run.tell(c.TimerFired, request_id=0)
-    assert prepare == c.PrepareDecode(A, "decode-0", run.original[0])
+    prepare, compute = run.tell(e.TimerFired, request_id=0)
+    assert prepare == e.PrepareDecode(A, "decode-0", run.original[0])
     assert (compute.attempt, compute.request, compute.placement.prefill) == (A, run.original[0], "prefill-0")
-    assert not run.tell(c.TimerFired, request_id=0)
+    assert not run.tell(e.TimerFired, request_id=0)
     prefill(run)
-    assert run.tell(c.KVArrived, attempt=A, start_s=3.0, bytes=9) == (c.StartDecode(A, "decode-0", 0, True),)
-    assert not run.tell(c.KVArrived, attempt=A, start_s=3.0, bytes=9)
+    assert run.tell(e.KVArrived, attempt=A, start_s=3.0, bytes=9) == (e.StartDecode(A, "decode-0", 0, True),)
+    assert not run.tell(e.KVArrived, attempt=A, start_s=3.0, bytes=9)
     run.now = 4.0
-    run.tell(c.KVLoaded, attempt=A)
+    run.tell(e.KVLoaded, attempt=A)
     assert run.coordinator.workers["decode-0"].decode_view().decoding[0].starts_s == 4.0
-    run.tell(c.DecodeStarted, attempt=A)
+    run.tell(e.DecodeStarted, attempt=A)
     step(run)
-    assert run.tell(c.RequestDone, attempt=A) == (c.Finish(0),)
-    assert not run.tell(c.RequestDone, attempt=A)
+    assert run.tell(e.RequestDone, attempt=A) == (e.Finish(0),)
+    assert not run.tell(e.RequestDone, attempt=A)
     assert run.log[2:] == [
         Prefilled(
             at_s=3.0, request_id=0, instance="prefill-0", start_s=2.0, computed_tokens=1500, reused_tokens=500
@@ -107,19 +108,19 @@ def test_an_answer_goes_on_after_a_failure():
     prefill(run)
     decode(run)
     step(run)
-    *cancels, prepare, compute = run.tell(c.AttemptFailed, attempt=A, reason="it failed", retriable=True)
-    assert cancels == [c.CancelAttempt(A, "prefill-0"), c.CancelAttempt(A, "decode-0")]
+    *cancels, prepare, compute = run.tell(e.AttemptFailed, attempt=A, reason="it failed", retriable=True)
+    assert cancels == [e.CancelAttempt(A, "prefill-0"), e.CancelAttempt(A, "decode-0")]
     assert prepare.attempt == compute.attempt == c.Attempt(0, 2)
     assert compute.request.input_tokens == 2005
     assert run.log[-1].reason.startswith("placed again after it failed: ")
     prefill(run, compute.attempt, end_s=9.0)
-    (start,) = run.tell(c.KVArrived, attempt=compute.attempt, start_s=9.0, bytes=9)
+    (start,) = run.tell(e.KVArrived, attempt=compute.attempt, start_s=9.0, bytes=9)
     assert (start.shown_tokens, start.shows_computed) == (5, True)
-    run.tell(c.DecodeStarted, attempt=compute.attempt)
+    run.tell(e.DecodeStarted, attempt=compute.attempt)
     assert run.log[-1] == DecodeStretch(
         at_s=9.0, instance="decode-0", start_s=9.0, steps=1, first_step_s=0.0, step_growth_s=0.0, request_ids=(0,)
     )
-    run.tell(c.AttemptFailed, attempt=compute.attempt, reason="again", retriable=True)
+    run.tell(e.AttemptFailed, attempt=compute.attempt, reason="again", retriable=True)
     assert run.coordinator.requests[0].request.input_tokens == 2006
     assert run.coordinator.requests[0].prompt_shown_tokens == 6
 
@@ -130,11 +131,11 @@ def test_the_first_token_at_prefill():
     arrive(run)
     prefill(run)
     assert run.log[-1] == FirstToken(at_s=3.0, request_id=0)
-    (start,) = run.tell(c.KVArrived, attempt=A, start_s=3.0, bytes=9)
-    assert start == c.StartDecode(A, "decode-0", 1, False)
+    (start,) = run.tell(e.KVArrived, attempt=A, start_s=3.0, bytes=9)
+    assert start == e.StartDecode(A, "decode-0", 1, False)
     run.report(RunEnded(at_s=3.0, tokens={7: 2}))
     assert run.log[-1] == RunEnded(at_s=3.0, tokens={0: 1, 7: 2})
-    run.tell(c.DecodeStarted, attempt=A)
+    run.tell(e.DecodeStarted, attempt=A)
     assert not isinstance(run.log[-1], FirstToken)
 
 
@@ -144,8 +145,8 @@ def test_a_refusal_after_prefill():
     for i in range(3):
         arrive(run, i)
     prefill(run, c.Attempt(2, 1))
-    commands = run.tell(c.KVArrived, attempt=c.Attempt(2, 1), start_s=3.0, bytes=9)
-    assert kinds(commands) == [c.CancelAttempt, c.CancelAttempt, c.Reject]
+    commands = run.tell(e.KVArrived, attempt=c.Attempt(2, 1), start_s=3.0, bytes=9)
+    assert kinds(commands) == [e.CancelAttempt, e.CancelAttempt, e.Reject]
     assert run.log[-1] == Rejected(at_s=3.0, request_id=2, stage="decode", reason="third")
     assert run.coordinator.workers["decode-0"].decode_view().requests == 2
 
@@ -191,7 +192,7 @@ def test_a_prefix_from_the_pool_is_recorded():
     for source, recorded in ((c.POOL, [(c.POOL, "prefill-0", 9)]), ("prefill-9", [])):
         run = make_runtime(PAIR)
         arrive(run)
-        run.tell(c.PrefixFetched, attempt=A, source=source, worker="prefill-0", start_s=0.0, bytes=9)
+        run.tell(e.PrefixFetched, attempt=A, source=source, worker="prefill-0", start_s=0.0, bytes=9)
         found = [(r.source, r.destination, r.bytes) for r in run.log if isinstance(r, Moved)]
         assert found == recorded
 
@@ -201,9 +202,9 @@ def test_kvcache_that_arrives_in_parts():
     run = make_runtime(PAIR)
     arrive(run)
     part = {"attempt": A, "start_s": 0.0, "bytes": 4}
-    assert not run.tell(c.KVArrived, **part, is_last=False)
-    assert run.tell(c.KVArrived, **part)
-    assert not run.tell(c.KVArrived, **part, is_last=False)
+    assert not run.tell(e.KVArrived, **part, is_last=False)
+    assert run.tell(e.KVArrived, **part)
+    assert not run.tell(e.KVArrived, **part, is_last=False)
     assert [record.bytes for record in run.log if isinstance(record, Moved)] == [4, 4]
 
 
@@ -211,8 +212,8 @@ def test_a_limit_of_attempts():
     """After so many attempts a request is given up, with the last reason."""
     run = make_runtime(PAIR, max_attempts=2)
     arrive(run)
-    run.tell(c.AttemptFailed, attempt=A, reason="one", retriable=True)
-    run.tell(c.AttemptFailed, attempt=c.Attempt(0, 2), reason="two", retriable=True)
+    run.tell(e.AttemptFailed, attempt=A, reason="one", retriable=True)
+    run.tell(e.AttemptFailed, attempt=c.Attempt(0, 2), reason="two", retriable=True)
     assert run.log[-1].stage == "failed"
     assert run.log[-1].reason == "2 attempts came to nothing, the last because two"
 
@@ -239,13 +240,13 @@ def test_suspects_are_confirmed_first():
     run = make_runtime()
     arrive(run)
     suspects = ("prefill-0", "decode-0", "gone")
-    commands = run.tell(c.AttemptFailed, attempt=A, reason="", retriable=True, suspects=suspects)
-    assert commands[-1] == c.ConfirmWorkers(("decode-0", "prefill-0"))
-    assert not run.tell(c.WorkerConfirmed, worker="prefill-0")
+    commands = run.tell(e.AttemptFailed, attempt=A, reason="", retriable=True, suspects=suspects)
+    assert commands[-1] == e.ConfirmWorkers(("decode-0", "prefill-0"))
+    assert not run.tell(e.WorkerConfirmed, worker="prefill-0")
     del run.up["decode-0"]
-    assert kinds(run.tell(c.WorkerDown, worker="decode-0")) == [c.PrepareDecode, c.RunPrefill]
+    assert kinds(run.tell(e.WorkerDown, worker="decode-0")) == [e.PrepareDecode, e.RunPrefill]
     assert run.log[-1].decode_instance == "decode-1"
-    assert not run.tell(c.WorkerDown, worker="decode-0")
+    assert not run.tell(e.WorkerDown, worker="decode-0")
 
 
 @pytest.mark.parametrize("finishes_step", [False, True])
@@ -258,11 +259,11 @@ def test_a_decode_worker_goes_down(finishes_step):
     decode(run)
     bring_up(run, "decode-1")
     del run.up["decode-0"]
-    run.tell(c.WorkerDown, worker="decode-0", finishes_step=finishes_step)
+    run.tell(e.WorkerDown, worker="decode-0", finishes_step=finishes_step)
     again = [record.request_id for record in run.log if isinstance(record, Placed)][2:]
     assert again == ([1] if finishes_step else [0, 1])
     if finishes_step:
-        run.tell(c.AttemptFailed, attempt=A, reason="its worker died", retriable=True)
+        run.tell(e.AttemptFailed, attempt=A, reason="its worker died", retriable=True)
         assert run.log[-1].request_id == 0
 
 
@@ -272,24 +273,24 @@ def test_a_fetch_and_its_holder():
     holder = run.coordinator.workers["prefill-0"]
     arrive(run)
     assert holder.prefill_view(0, 0.0).outgoing_flows == 1
-    run.tell(c.KVSent, attempt=A, worker="prefill-0")
+    run.tell(e.KVSent, attempt=A, worker="prefill-0")
     assert holder.prefill_view(0, 0.0).outgoing_flows == 0
     fetched = {"attempt": A, "source": "prefill-0", "worker": "prefill-1", "start_s": 0.0, "bytes": 4}
-    run.tell(c.PrefixFetched, **fetched)
+    run.tell(e.PrefixFetched, **fetched)
     assert run.log[-1] == Moved(
         at_s=0.0, request_id=0, source="prefill-0", destination="prefill-1", start_s=0.0, bytes=4
     )
-    run.tell(c.PrefixFetched, **fetched)
+    run.tell(e.PrefixFetched, **fetched)
     assert kinds(run.log).count(Moved) == 1
     for _ in range(2):
-        run.tell(c.PrefixFetched, **{**fetched, "source": c.POOL})
+        run.tell(e.PrefixFetched, **{**fetched, "source": c.POOL})
     assert kinds(run.log).count(Moved) == 2
     arrive(run, 1)
     before = len(run.log)
     del run.up["prefill-0"]
-    run.tell(c.WorkerDown, worker="prefill-0")
+    run.tell(e.WorkerDown, worker="prefill-0")
     assert run.log[before:] == []  # its worker computes what does not come
-    run.tell(c.PrefixFetched, **{**fetched, "attempt": c.Attempt(1, 1), "bytes": 0})
+    run.tell(e.PrefixFetched, **{**fetched, "attempt": c.Attempt(1, 1), "bytes": 0})
     prefill(run, c.Attempt(1, 1), worker="prefill-1")
     assert kinds(run.log[before:]) == [Prefilled]
 
@@ -315,7 +316,7 @@ def test_a_transfer_ends_with_its_receiver():
     worker = run.coordinator.workers["prefill-0"]
     assert worker.prefill_view(0, 0.0).outgoing_flows == 1
     del run.up["decode-0"]
-    run.tell(c.WorkerDown, worker="decode-0")
+    run.tell(e.WorkerDown, worker="decode-0")
     assert worker.prefill_view(0, 0.0).outgoing_flows == 0
 
 
@@ -332,15 +333,15 @@ def test_a_prefix_on_ssd():
     holder = run.coordinator.workers["prefill-0"]
     assert holder.prefill_view(0, 0.0).outgoing_flows == 0
     for _ in range(2):
-        run.tell(c.TierRead, attempt=A, worker="prefill-0", start_s=0.0, bytes=5)
+        run.tell(e.TierRead, attempt=A, worker="prefill-0", start_s=0.0, bytes=5)
     assert holder.prefill_view(0, 0.0).outgoing_flows == 1
     for _ in range(2):
-        run.tell(c.TierRead, attempt=A, worker="prefill-1", start_s=0.0, bytes=6)
+        run.tell(e.TierRead, attempt=A, worker="prefill-1", start_s=0.0, bytes=6)
     moves = [(record.source, record.destination, record.bytes) for record in run.log if isinstance(record, Moved)]
     assert moves == [("prefill-0/ssd", "prefill-0/dram", 5), ("prefill-1/ssd", "prefill-1/dram", 6)]
     run.report(CacheChanged(at_s=0.0, instance="prefill-0", added=(), removed=made.block_keys[2:]))
     assert [one.matched_on_ssd for one in run.coordinator.view(made, 0.0).prefill] == [1, 0]
-    run.tell(c.WorkerDown, worker="prefill-0")
+    run.tell(e.WorkerDown, worker="prefill-0")
     assert not run.report(CacheChanged(at_s=0.0, instance="prefill-0", added=made.block_keys, removed=()))
     assert [(one.name, one.matched_blocks) for one in run.coordinator.view(made, 0.0).prefill] == [
         ("prefill-1", 0)
@@ -355,12 +356,12 @@ def test_backlog():
     worker = run.coordinator.workers["prefill-0"]
     assert worker.prefill_view(0, 0.0).backlog_s == 4.0
     run.now = 1.0
-    run.tell(c.PrefillStarted, attempt=A, worker="prefill-0")
+    run.tell(e.PrefillStarted, attempt=A, worker="prefill-0")
     assert worker.prefill_view(0, 2.0).backlog_s == 3.0
     assert worker.prefill_view(0, 9.0).backlog_s == 2.0
-    run.tell(c.PrefillSlotFree, worker="prefill-0")
+    run.tell(e.PrefillSlotFree, worker="prefill-0")
     assert worker.prefill_view(0, 2.0).backlog_s == 2.0
-    run.tell(c.PrefillDropped, attempt=c.Attempt(1, 1), worker="prefill-0")
+    run.tell(e.PrefillDropped, attempt=c.Attempt(1, 1), worker="prefill-0")
     assert worker.prefill_view(0, 2.0).backlog_s == 0.0
     assert (worker.prefill_view(0, 2.0).queued_requests, worker.assigned_requests) == (1, 2)
 
@@ -369,13 +370,13 @@ def test_one_cache_for_all():
     """Workers that share a cache match the same, until the last of them is down."""
     run = make_runtime(("decode-0",))
     for name in ("a", "b"):
-        run.tell(c.WorkerUp, worker=name, role="prefill", cache="a")
+        run.tell(e.WorkerUp, worker=name, role="prefill", cache="a")
     made = request(0)
     run.report(CacheChanged(at_s=0.0, instance="a", added=made.block_keys[:3], removed=()))
     assert [one.matched_blocks for one in run.coordinator.view(made, 0.0).prefill] == [3, 3]
-    run.tell(c.WorkerDown, worker="a")
+    run.tell(e.WorkerDown, worker="a")
     assert [one.matched_blocks for one in run.coordinator.view(made, 0.0).prefill] == [3]
-    run.tell(c.WorkerDown, worker="b")
+    run.tell(e.WorkerDown, worker="b")
     assert not len(run.coordinator.workers.index)
 
 
@@ -387,12 +388,12 @@ def test_a_client_that_stops_or_leaves():
     prefill(run)
     decode(run)
     step(run)
-    assert kinds(run.tell(c.ClientStopped, request_id=0)) == [c.CancelAttempt, c.CancelAttempt, c.Finish]
+    assert kinds(run.tell(e.ClientStopped, request_id=0)) == [e.CancelAttempt, e.CancelAttempt, e.Finish]
     assert run.log[-1] == Finished(at_s=run.now, request_id=0, output_tokens=5)
-    assert kinds(run.tell(c.Cancelled, request_id=1)) == [c.CancelAttempt, c.CancelAttempt, c.Reject]
+    assert kinds(run.tell(e.Cancelled, request_id=1)) == [e.CancelAttempt, e.CancelAttempt, e.Reject]
     assert run.log[-1].stage == "client"
-    assert not run.tell(c.Cancelled, request_id=1)
-    assert not run.tell(c.ClientStopped, request_id=1)
+    assert not run.tell(e.Cancelled, request_id=1)
+    assert not run.tell(e.ClientStopped, request_id=1)
     worker = run.coordinator.workers["decode-0"]
     assert (worker.contexts, worker.context_tokens) == ({}, 0)
 
@@ -400,7 +401,7 @@ def test_a_client_that_stops_or_leaves():
 def chunk(run, computed, context, attempt=A, lasts_s=1.0):
     start_s, run.now = run.now, run.now + lasts_s
     return run.tell(
-        c.ChunkDone, attempt=attempt, worker="coupled-0", start_s=start_s, computed_tokens=computed,
+        e.ChunkDone, attempt=attempt, worker="coupled-0", start_s=start_s, computed_tokens=computed,
         reused_tokens=0, context_tokens=context,
     )  # fmt: skip
 
@@ -417,19 +418,19 @@ def test_a_coupled_worker_does_both_stages():
     """One command places a request; pieces of its prompt are recorded, then it decodes at the same worker."""
     run = make_runtime(("coupled-0",))
     (compute,) = arrive(run)
-    assert kinds([compute]) == [c.RunPrefill]
+    assert kinds([compute]) == [e.RunPrefill]
     worker = run.coordinator.workers["coupled-0"]
     chunk(run, 1200, 1200)
     assert run.coordinator.requests[0].phase == "prefilling"
     assert worker.prefill_view(0, run.now).backlog_s == 2.0  # as long as it was estimated, until it decodes
     chunk(run, 800, 2000)
-    run.tell(c.DecodeStarted, attempt=A)
+    run.tell(e.DecodeStarted, attempt=A)
     view = worker.decode_view()
     assert (worker.prefill_view(0, run.now).queued_requests, view.context_tokens) == (0, 2000)
     assert view.decoding[0].starts_s == 2.0
     coupled_step(run, 4)
     assert worker.decode_view().context_tokens == 2004
-    assert run.tell(c.RequestDone, attempt=A) == (c.Finish(0),)
+    assert run.tell(e.RequestDone, attempt=A) == (e.Finish(0),)
     assert kinds(run.log[2:]) == [Prefilled, Prefilled, FirstToken, DecodeStretch, Finished]
     assert run.log[-1].output_tokens == 5
 
@@ -439,21 +440,21 @@ def test_a_preempted_request_keeps_its_tokens():
     run = make_runtime(("coupled-0",))
     arrive(run)
     chunk(run, 2000, 2000)
-    run.tell(c.DecodeStarted, attempt=A)
+    run.tell(e.DecodeStarted, attempt=A)
     coupled_step(run, 9)
     worker = run.coordinator.workers["coupled-0"]
-    run.tell(c.Preempted, attempt=A, worker="coupled-0", context_tokens=0)
+    run.tell(e.Preempted, attempt=A, worker="coupled-0", context_tokens=0)
     assert worker.decode_view().context_tokens == 2000  # as when it was placed: it needs as much again
     chunk(run, 2005, 2005)
     assert worker.decode_view().context_tokens == 2005
-    run.tell(c.Preempted, attempt=A, worker="coupled-0", context_tokens=2005)
+    run.tell(e.Preempted, attempt=A, worker="coupled-0", context_tokens=2005)
     assert worker.decode_view().context_tokens == 2005
     start_s = run.now
     coupled_step(run, 1)
     run.now = start_s
     chunk(run, 5, 2010)
     assert worker.decode_view().context_tokens == 2010
-    run.tell(c.RequestDone, attempt=A)
+    run.tell(e.RequestDone, attempt=A)
     assert run.log[-1].output_tokens == 11
     assert (worker.context_tokens, worker.missing) == (0, {})
 
@@ -464,15 +465,15 @@ def test_a_coupled_worker_ends_its_step_and_goes_down():
     for i in range(2):
         arrive(run, i)
     chunk(run, 2000, 2000)
-    run.tell(c.DecodeStarted, attempt=A)
+    run.tell(e.DecodeStarted, attempt=A)
     bring_up(run, "coupled-1")
     del run.up["coupled-0"]
     before = len(run.log)
-    run.tell(c.WorkerDown, worker="coupled-0", finishes_step=True)
+    run.tell(e.WorkerDown, worker="coupled-0", finishes_step=True)
     assert len(run.log) == before
     coupled_step(run, 1)
     for i in range(2):
-        run.tell(c.AttemptFailed, attempt=c.Attempt(i, 1), reason="its instance died", retriable=True)
+        run.tell(e.AttemptFailed, attempt=c.Attempt(i, 1), reason="its instance died", retriable=True)
     again = [record for record in run.log if isinstance(record, Placed)][2:]
     assert [record.request_id for record in again] == [0, 1]
     assert {record.prefill_instance for record in again} == {"coupled-1"}
@@ -484,11 +485,11 @@ def test_an_answer_goes_on_at_a_coupled_worker():
     run = make_runtime(("coupled-0",))
     arrive(run)
     chunk(run, 2000, 2000)
-    run.tell(c.DecodeStarted, attempt=A)
+    run.tell(e.DecodeStarted, attempt=A)
     coupled_step(run, 4)
-    run.tell(c.AttemptFailed, attempt=A, reason="it failed", retriable=True)
+    run.tell(e.AttemptFailed, attempt=A, reason="it failed", retriable=True)
     again, start_s = c.Attempt(0, 2), run.now
-    run.tell(c.DecodeStarted, attempt=again)
+    run.tell(e.DecodeStarted, attempt=again)
     assert isinstance(run.log[-1], Placed)
     coupled_step(run, 1)
     run.now = start_s
@@ -498,7 +499,7 @@ def test_an_answer_goes_on_at_a_coupled_worker():
     assert worker.decode_view().context_tokens == 2005
     run.report(RunEnded(at_s=run.now, tokens={0: 6}))
     assert run.log[-1].tokens == {0: 6}
-    run.tell(c.RequestDone, attempt=again)
+    run.tell(e.RequestDone, attempt=again)
     assert run.log[-1].output_tokens == 6
 
 
@@ -520,7 +521,7 @@ def test_the_end_of_a_run_counts_what_a_coupled_worker_counts():
     for i in range(2):
         arrive(run, i)
         chunk(run, 2000, 2000, c.Attempt(i, 1))
-        run.tell(c.DecodeStarted, attempt=c.Attempt(i, 1))
-    run.tell(c.AttemptFailed, attempt=A, reason="it failed", retriable=True)
+        run.tell(e.DecodeStarted, attempt=c.Attempt(i, 1))
+    run.tell(e.AttemptFailed, attempt=A, reason="it failed", retriable=True)
     run.report(RunEnded(at_s=run.now, tokens={1: 1, 0: 1}))
     assert list(run.log[-1].tokens) == [1, 0]

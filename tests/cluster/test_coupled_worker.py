@@ -3,6 +3,7 @@
 from modelled import bring_up, make_runtime, request
 
 from mooncake_lab import cluster as c
+from mooncake_lab.cluster import events as e
 from mooncake_lab.core import Prefilled
 
 A = c.Attempt(0, 1)
@@ -10,12 +11,12 @@ A = c.Attempt(0, 1)
 
 def arrive(run):
     run.original[0] = request(0, at_s=run.now)
-    run.tell(c.RequestArrived, request=run.original[0])
+    run.tell(e.RequestArrived, request=run.original[0])
 
 
 def chunk(run, *, worker="coupled-0", start_s=0.0, computed=500, context=500, attempt=A):
     run.tell(
-        c.ChunkDone, attempt=attempt, worker=worker, start_s=start_s, computed_tokens=computed, reused_tokens=0,
+        e.ChunkDone, attempt=attempt, worker=worker, start_s=start_s, computed_tokens=computed, reused_tokens=0,
         context_tokens=context,
     )  # fmt: skip
 
@@ -45,7 +46,7 @@ def test_a_chunk_from_before_a_worker_came_up_is_not_recorded():
     run = make_runtime(("coupled-0",))
     arrive(run)
     run.now = 1.0
-    run.tell(c.WorkerDown, worker="coupled-0")
+    run.tell(e.WorkerDown, worker="coupled-0")
     run.now = 2.0
     bring_up(run, "coupled-0")
     run.now = 3.0
@@ -62,13 +63,13 @@ def test_a_preempted_prompt_is_queued_again():
     state = run.coordinator.requests[0]
     run.now = 1.0
     chunk(run)
-    run.tell(c.Preempted, attempt=A, worker="coupled-9", context_tokens=0)
+    run.tell(e.Preempted, attempt=A, worker="coupled-9", context_tokens=0)
     assert state.phase == "prefilling"
     run.now = 2.0
-    run.tell(c.Preempted, attempt=A, worker="coupled-0", context_tokens=0)
+    run.tell(e.Preempted, attempt=A, worker="coupled-0", context_tokens=0)
     assert state.phase == "queued"
     run.now = 3.0
     chunk(run, start_s=2.0)
     run.now = 2.0
-    run.tell(c.Preempted, attempt=A, worker="coupled-0", context_tokens=0)
+    run.tell(e.Preempted, attempt=A, worker="coupled-0", context_tokens=0)
     assert state.phase == "prefilling"

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.cluster import Attempt, Preempted, WorkerState
+from mooncake_lab.cluster import Attempt, WorkerState, events
 from mooncake_lab.conductor import PrefillView
 from mooncake_lab.core import Request
 
@@ -65,7 +65,10 @@ def test_an_iteration_reports_each_request_once():
     """Events of one moment about different requests are all new; one of an earlier moment is late."""
     worker = WorkerState("coupled-0", "coupled", 100, "coupled-0", up_s=0.0)
     now, before = (
-        [Preempted(at_s=at_s, attempt=Attempt(i, 1), worker="coupled-0", context_tokens=0) for i in range(2)]
+        [
+            events.Preempted(at_s=at_s, attempt=Attempt(i, 1), worker="coupled-0", context_tokens=0)
+            for i in range(2)
+        ]
         for at_s in (2.0, 1.0)
     )
     assert [worker.is_news(event) for event in (*now, *now, *before)] == [True, True, False, False, False, False]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.cluster import POOL, Attempt, WorkerTable, WorkerUp
+from mooncake_lab.cluster import POOL, Attempt, WorkerTable, events
 from mooncake_lab.conductor import History, Placement
 from mooncake_lab.core import CacheChanged, Request
 
@@ -19,7 +19,7 @@ def table(**roles):
     workers = WorkerTable(view_age_s=0.0)
     for name, role in roles.items():
         cache = name if role == "prefill" else None
-        workers.add(WorkerUp(at_s=0.0, worker=name, role=role, capacity_tokens=10**6, cache=cache))
+        workers.add(events.WorkerUp(at_s=0.0, worker=name, role=role, capacity_tokens=10**6, cache=cache))
     return workers
 
 
@@ -38,7 +38,7 @@ def test_round_robin_goes_on_when_a_worker_is_replaced():
     for worker in workers.up[:2]:
         worker.assigned_requests = 1000
     workers.remove("p0")
-    workers.add(WorkerUp(at_s=1.0, worker="p0", role="prefill", capacity_tokens=10**6, cache="p0"))
+    workers.add(events.WorkerUp(at_s=1.0, worker="p0", role="prefill", capacity_tokens=10**6, cache="p0"))
     view = workers.view(REQUEST, 1.0, History())
     assert [each.assigned_requests for each in view.prefill] == [1000, 1000]
 
@@ -48,7 +48,7 @@ def test_a_worker_without_a_cache_matches_nothing(role):
     """Whether other workers keep prefixes or none does."""
     workers = WorkerTable(view_age_s=0.0)
     for name, cache in (("a", None), ("b", None), ("c", "c")):
-        workers.add(WorkerUp(at_s=0.0, worker=name, role=role, capacity_tokens=10**6, cache=cache))
+        workers.add(events.WorkerUp(at_s=0.0, worker=name, role=role, capacity_tokens=10**6, cache=cache))
         assert {one.matched_blocks for one in workers.view(REQUEST, 0.0, History()).prefill} == {0}
         assert workers.matched_blocks(name, REQUEST) == 0
 
@@ -86,7 +86,7 @@ def test_loads_in_a_view_are_as_old_as_is_allowed_and_matches_are_of_now(age_s, 
     """A view is taken anew when it became too old, or a worker failed; one without a cache matches nothing."""
     workers = WorkerTable(age_s)
     for name, cache in (("p", "p"), ("q", None)):
-        workers.add(WorkerUp(at_s=0.0, worker=name, role="prefill", capacity_tokens=10**6, cache=cache))
+        workers.add(events.WorkerUp(at_s=0.0, worker=name, role="prefill", capacity_tokens=10**6, cache=cache))
     now_s, taken_s, queued, seen = 0.0, None, 0, 0
     for i, pause_s in enumerate(pauses_s):
         workers["p"].add_prompt(Attempt(i, 1), 1.0)

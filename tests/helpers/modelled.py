@@ -9,6 +9,7 @@ import flat
 import pytest
 
 from mooncake_lab import cluster as c
+from mooncake_lab.cluster import events as e
 from mooncake_lab.conductor import AdmitAll, Rejection, decide
 from mooncake_lab.core import (
     Arrived,
@@ -76,13 +77,13 @@ def extend(request, tokens):
 class Job:
     """An attempt as the workers know it."""
 
-    command: c.RunPrefill
+    command: e.RunPrefill
     fetched: bool = True
     read: bool = False
     started: bool = False
     prefilled: bool = False
     arrived: bool = False
-    start: c.StartDecode | None = None
+    start: e.StartDecode | None = None
     loaded: bool = False
     decoding: bool = False
     cached: int = 0  # of a coupled worker: tokens that it has computed and kept
@@ -105,14 +106,14 @@ class Runtime:
 
     def __init__(self, spec, rules):
         self.actions = {
-            c.SetTimer: self.set_timer,
-            c.PrepareDecode: self.prepare_decode,
-            c.RunPrefill: self.run_prefill,
-            c.StartDecode: self.start_decode,
-            c.CancelAttempt: self.cancel_attempt,
-            c.ConfirmWorkers: self.confirm_workers,
-            c.Reject: self.ended_so,
-            c.Finish: self.ended_so,
+            e.SetTimer: self.set_timer,
+            e.PrepareDecode: self.prepare_decode,
+            e.RunPrefill: self.run_prefill,
+            e.StartDecode: self.start_decode,
+            e.CancelAttempt: self.cancel_attempt,
+            e.ConfirmWorkers: self.confirm_workers,
+            e.Reject: self.ended_so,
+            e.Finish: self.ended_so,
         }
         self.now, self.spec, self.rules, self.estimate = 0.0, spec, rules, Estimate()
         self.log, self.seen, self.events, self.ended = [], [], [], Counter()
@@ -333,7 +334,7 @@ def bring_up(runtime, name):
     runtime.begin_count(name)
     runtime.held[name] = set()
     return runtime.tell(
-        c.WorkerUp, worker=name, role=role, capacity_tokens=100_000, cache=None if role == "decode" else name
+        e.WorkerUp, worker=name, role=role, capacity_tokens=100_000, cache=None if role == "decode" else name
     )
 
 

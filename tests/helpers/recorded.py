@@ -8,6 +8,7 @@ from typing import NamedTuple
 from modelled import Runtime
 
 from mooncake_lab import cluster as c
+from mooncake_lab.cluster import events as e
 from mooncake_lab.core import CacheChanged, DecodeStretch
 
 
@@ -42,11 +43,11 @@ def decisions(steps):
     found = []
     for _, _, commands in steps:
         for command in commands:
-            if isinstance(command, c.RunPrefill):
+            if isinstance(command, e.RunPrefill):
                 where = command.placement
                 reuse = (where.reused_tokens, where.fetched_tokens, where.fetch_from)
                 found.append((command.attempt, where.prefill, where.decode, *reuse))
-            elif isinstance(command, c.Reject):
+            elif isinstance(command, e.Reject):
                 found.append((command.request_id, command.stage))
     return found
 
@@ -59,11 +60,11 @@ def orders(steps):
     decodes_at, found = {}, defaultdict(dict)
     for event, _, commands in steps:
         for command in commands:
-            if isinstance(command, c.RunPrefill):
+            if isinstance(command, e.RunPrefill):
                 decodes_at[command.attempt] = command.placement.decode
-        if isinstance(event, c.PrefillDone | c.ChunkDone):
+        if isinstance(event, e.PrefillDone | e.ChunkDone):
             found[event.worker, "computes"][event.attempt, event.computed_tokens, event.reused_tokens] = None
-        elif isinstance(event, c.DecodeStarted):
+        elif isinstance(event, e.DecodeStarted):
             found[decodes_at[event.attempt], "decodes"][event.attempt] = None
     return {where: list(done) for where, done in found.items()}
 
@@ -85,18 +86,18 @@ class Follower(Runtime):
             spec, estimate, rules, write=self.log.append, extend=extend, observe=self.seen.append
         )
         self._actions = {
-            c.RequestArrived: self._arrived,
-            c.PrefixFetched: self._fetched,
-            c.PrefillStarted: self._started,
-            c.PrefillDropped: self._dropped,
-            c.PrefillDone: self._prefilled,
-            c.ChunkDone: self._chunk,
-            c.KVArrived: self._kv_arrived,
-            c.KVLoaded: self._loaded,
-            c.DecodeStarted: self._decodes,
+            e.RequestArrived: self._arrived,
+            e.PrefixFetched: self._fetched,
+            e.PrefillStarted: self._started,
+            e.PrefillDropped: self._dropped,
+            e.PrefillDone: self._prefilled,
+            e.ChunkDone: self._chunk,
+            e.KVArrived: self._kv_arrived,
+            e.KVLoaded: self._loaded,
+            e.DecodeStarted: self._decodes,
             DecodeStretch: self._stepped,
-            c.WorkerUp: self._came_up,
-            c.WorkerDown: self._went_down,
+            e.WorkerUp: self._came_up,
+            e.WorkerDown: self._went_down,
             CacheChanged: self._cached,
         }
 

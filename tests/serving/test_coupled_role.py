@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from modelled import make_runtime, request
 
-from mooncake_lab import cluster as c
 from mooncake_lab.batching import named_policy
+from mooncake_lab.cluster import events as e
 from mooncake_lab.engine import load_model
 from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.kvcache import fingerprint
@@ -50,7 +50,7 @@ def test_the_cluster_knows_what_of_each_request_is_in_gpu_memory(policy):
     worker.up_s = worker.stepped_until_s = -1.0
     for i in range(3):
         run.original[i] = request(i, 20)
-        run.tell(c.RequestArrived, request=run.original[i])
+        run.tell(e.RequestArrived, request=run.original[i])
         prompt = np.arange(20 * i, 20 * i + 20, dtype=np.int32).tobytes()
         params = SamplingParams(max_new_tokens=40, end_tokens=())
         role.take(PrefillOrder(job=Job(1, i, 1), prompt=prompt, params=params, deliver_to=None))
@@ -60,7 +60,7 @@ def test_the_cluster_knows_what_of_each_request_is_in_gpu_memory(policy):
             for event in report.events:
                 run.now = event.at_s
                 run.report(event)
-                preempted += isinstance(event, c.Preempted)
+                preempted += isinstance(event, e.Preempted)
         messages.clear()
         instance = role._engine.instance
         here = [*instance.waiting, *instance.running.values()]

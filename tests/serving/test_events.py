@@ -5,7 +5,7 @@ import threading
 import pytest
 from recorded import Follower
 
-from mooncake_lab.cluster import Coordinator, WorkerDown, WorkerUp
+from mooncake_lab.cluster import Coordinator, events
 from mooncake_lab.core import CacheChanged
 from mooncake_lab.metrics import check_log
 from mooncake_lab.serving.spec import coordinator_rules
@@ -34,7 +34,7 @@ def live(request, open_cluster, traced, expected):
         cluster.run(requests)
         timer.join()
         assert cluster.outputs == expected(requests)
-        assert any(isinstance(event, WorkerDown) for event, _ in cluster.events)
+        assert any(isinstance(event, events.WorkerDown) for event, _ in cluster.events)
         yield cluster
 
 
@@ -82,7 +82,7 @@ def test_nothing_is_left_of_requests_that_ended(live):
 
 def test_events_that_are_reported_twice_change_nothing(live):
     """Each event of a live run may be reported again at once; only a worker comes up once."""
-    twice = [one for one in live.events for _ in range(1 if isinstance(one[0], WorkerUp) else 2)]
+    twice = [one for one in live.events for _ in range(1 if isinstance(one[0], events.WorkerUp) else 2)]
     _, log, decisions = replay(live, twice)
     assert log == live.log
     assert decisions == live.decisions

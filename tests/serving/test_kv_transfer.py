@@ -14,7 +14,7 @@ import pytest
 import torch
 from waiting import until
 
-from mooncake_lab.cluster import PrefillDone
+from mooncake_lab.cluster import events
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
 from mooncake_lab.net import wire
 from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
@@ -47,7 +47,7 @@ LAYOUT = KVLayout(fingerprint=b"f" * 16, layers=2, kv_heads=2, head_width=4, dty
 BLOCKS = replace(LAYOUT, block_tokens=4)
 WHO = Identity(name="sender", token=b"t" * 32, fingerprint=LAYOUT.fingerprint, timeout_s=1.0)
 JOB = Job(1, 1, 1)
-PREFILLED = PrefillDone(
+PREFILLED = events.PrefillDone(
     at_s=1.0, attempt=JOB.attempt, worker="prefill-0", start_s=0.0, computed_tokens=5, reused_tokens=0
 )
 

@@ -8,7 +8,7 @@ import openai
 import pytest
 from quiet_workers import QuietCluster
 
-from mooncake_lab.cluster import KVArrived
+from mooncake_lab.cluster import events
 from mooncake_lab.conductor import AdmitAll
 from mooncake_lab.serving import FailedError
 from mooncake_lab.serving.messages import CancelOrder, Job, PrefillOrder, SamplingParams
@@ -70,7 +70,7 @@ def test_a_double_check_that_fails_costs_its_request(believed):
     one, other = submit(quiet), quiet.submit(np.arange(50, dtype=np.int32))
     for stream in (one, other):
         attempt = quiet.attempt(stream)
-        quiet.hear("decode-0", KVArrived(at_s=1.0, attempt=attempt, start_s=0.5, bytes=1))
+        quiet.hear("decode-0", events.KVArrived(at_s=1.0, attempt=attempt, start_s=0.5, bytes=1))
     assert isinstance(one.end.error, FailedError)
     assert other.end is None
     assert quiet.lines["decode-0"].of(CancelOrder) == [CancelOrder(Job(1, one.request_id, 1))]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from waiting import until
 
-from mooncake_lab.cluster import PrefillDone, PrefillDropped, PrefillStarted, PrefixFetched, TierRead
+from mooncake_lab.cluster import events
 from mooncake_lab.engine import load_model
 from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.kvcache import fingerprint
@@ -157,7 +157,7 @@ def test_a_loaded_prefix_is_delivered_as_if_it_were_computed(streams_layers, tok
     warm = Bench(streams_layers=streams_layers)
     warm.serve(warm.order(prompt[: held * BLOCK], n=1))
     assert same(warm.serve(warm.order(prompt, n=2)), computed)
-    reused = warm.told(PrefillDone)[-1].reused_tokens
+    reused = warm.told(events.PrefillDone)[-1].reused_tokens
     assert reused == min(held * BLOCK, tokens // BLOCK * BLOCK, tokens - 1)
 
 
@@ -174,7 +174,7 @@ def test_a_block_lost_while_it_is_loaded_is_computed(monkeypatch):
 
     monkeypatch.setattr(bench.role._cache, "read_into", read_into)
     assert same(bench.serve(bench.order(prompt, n=2)), computed)
-    assert bench.told(PrefillDone)[-1].reused_tokens == 2 * BLOCK
+    assert bench.told(events.PrefillDone)[-1].reused_tokens == 2 * BLOCK
 
 
 def on_ssd(tmp_path, prompt):
@@ -196,10 +196,10 @@ def test_what_was_read_from_the_ssd_is_reported_and_rises(tmp_path):
     updates = [each for each in bench.reports if isinstance(each, CacheUpdate)]
     assert keys <= set().union(*(each.demoted for each in updates)), "the cluster knows what is on the SSD only"
     assert same(bench.serve(bench.order(prompt, n=11)), computed)
-    [read] = bench.told(TierRead)
+    [read] = bench.told(events.TierRead)
     assert read.attempt.request_id == 11
     assert read.bytes == 64 * bench.layout.bytes_per_token
-    assert read.start_s <= read.at_s <= bench.told(PrefillDone)[-1].at_s
+    assert read.start_s <= read.at_s <= bench.told(events.PrefillDone)[-1].at_s
     bench.end(bench.role._background)
     updates = [each for each in bench.reports if isinstance(each, CacheUpdate)]
     assert keys <= set().union(*(each.promoted for each in updates)), "and what is back in DRAM"
@@ -212,8 +212,8 @@ def test_a_prefix_on_the_ssd_is_computed_where_the_conductor_says_so(tmp_path, c
     prompt = list(range(3, 3 + 64))
     bench, computed = on_ssd(tmp_path, prompt)
     assert same(bench.serve(bench.order(prompt, n=11, reused_blocks=counted)), computed)
-    assert bench.told(PrefillDone)[-1].reused_tokens == counted * BLOCK
-    assert len(bench.told(TierRead)) == (counted > 0)
+    assert bench.told(events.PrefillDone)[-1].reused_tokens == counted * BLOCK
+    assert len(bench.told(events.TierRead)) == (counted > 0)
 
 
 def test_a_holder_reports_what_it_reads_from_its_ssd_for_another_worker(tmp_path):
@@ -222,7 +222,7 @@ def test_a_holder_reports_what_it_reads_from_its_ssd_for_another_worker(tmp_path
     bench, _ = on_ssd(tmp_path, prompt)
     layers = list(bench.role.lookup(Job(1, 77, 1), bench.keys(prompt)))
     assert [len(layer) for layer in layers] == [4] * bench.layout.layers
-    [read] = bench.told(TierRead)
+    [read] = bench.told(events.TierRead)
     assert (read.attempt.request_id, read.bytes) == (77, 64 * bench.layout.bytes_per_token)
 
 
@@ -289,7 +289,9 @@ def test_a_cancelled_prompt_waits_for_nothing(monkeypatch):
     release.set()
     bench.end(bench.role._fetcher)
     assert len(fetched) == 2
-    assert [event.bytes for event in bench.told(PrefixFetched)] == [0] * len(orders)  # nobody sends any more
+    assert [event.bytes for event in bench.told(events.PrefixFetched)] == [0] * len(
+        orders
+    )  # nobody sends any more
     assert bench.role._cache.match(bench.keys(prompt)) == 0
     assert not bench.role.busy
 
@@ -342,7 +344,7 @@ def test_packed_prompts_are_delivered_as_if_each_was_alone(streams_layers, max_b
     orders = [bench.order(prompt, n=n) for n, prompt in enumerate(PROMPTS)]
     assert packed(bench, orders) == iterations
     assert all(same(bench.delivered(order), each) for order, each in zip(orders, expected, strict=True))
-    started, done = bench.told(PrefillStarted), bench.told(PrefillDone)
+    started, done = bench.told(events.PrefillStarted), bench.told(events.PrefillDone)
     assert [event.attempt.request_id for event in started] == list(range(5))
     assert [event.attempt.request_id for event in done] == list(range(5))
     assert len({event.start_s for event in done}) == iterations
@@ -376,7 +378,7 @@ def test_a_block_lost_in_a_packed_iteration_costs_its_own_prompt_alone(monkeypat
     orders = [bench.order(prompt, n=n) for n, prompt in enumerate(prompts, 7)]
     packed(bench, orders)
     assert all(same(bench.delivered(order), each) for order, each in zip(orders, expected, strict=True))
-    reused = {event.attempt.request_id: event.reused_tokens for event in bench.told(PrefillDone)[-2:]}
+    reused = {event.attempt.request_id: event.reused_tokens for event in bench.told(events.PrefillDone)[-2:]}
     assert reused == {7: 2 * BLOCK, 8: 79}
 
 
@@ -394,8 +396,8 @@ def test_a_prompt_cancelled_in_a_packed_iteration_leaves_the_others_alone(cancel
     assert packed(bench, []) > 0
     left = [n for n in range(3) if n != cancelled]
     assert all(same(bench.delivered(orders[n]), expected[n]) for n in left)
-    assert [event.attempt.request_id for event in bench.told(PrefillDone)] == left
-    assert [event.attempt.request_id for event in bench.told(PrefillDropped)] == [cancelled]
+    assert [event.attempt.request_id for event in bench.told(events.PrefillDone)] == left
+    assert [event.attempt.request_id for event in bench.told(events.PrefillDropped)] == [cancelled]
     job = orders[cancelled].job
     assert isinstance([m for m, _ in bench.sent.messages if m.job == job][-1], CancelOrder)
 
@@ -423,7 +425,7 @@ def test_a_prompt_is_computed_while_its_prefix_arrives(monkeypatch, way, streams
             yield layer[1 : 3 if way == "shrinks" else None]
 
     def note(_):
-        if bench.told(PrefillStarted)[1:]:
+        if bench.told(events.PrefillStarted)[1:]:
             began.set()
 
     monkeypatch.setattr(prefill_module, "fetch_layers", holder)
@@ -435,10 +437,10 @@ def test_a_prompt_is_computed_while_its_prefix_arrives(monkeypatch, way, streams
     assert began.is_set(), "the prompt began only when all layers had come"
     bench.end(bench.role._fetcher)
     blocks = {"late": 0, "stalled": 0, "cut": 0, "shrinks": 2}.get(way, 3)
-    [fetched] = bench.told(PrefixFetched)
+    [fetched] = bench.told(events.PrefixFetched)
     assert fetched.bytes == blocks * BLOCK * bench.layout.bytes_per_token
     assert fetched.start_s + 0.3 * is_late <= fetched.at_s <= time.monotonic()
-    assert bench.told(PrefillDone)[-1].reused_tokens == (1 + blocks) * BLOCK
+    assert bench.told(events.PrefillDone)[-1].reused_tokens == (1 + blocks) * BLOCK
     assert bench.role._cache.match(bench.keys(prompt)) == (0 if is_late else 5)
 
 
@@ -458,8 +460,8 @@ def test_what_a_holder_lacks_comes_from_the_pool(monkeypatch, pooled):
     assert same(bench.serve(bench.order(prompt, n=2, fetch=Fetch("prefill-1", 9, 4))), computed)
     size = BLOCK * bench.layout.bytes_per_token
     expected = [("prefill-1", 2 * size), ("pool", pooled * size)]
-    assert [(one.source, one.bytes) for one in bench.told(PrefixFetched)] == expected[: 1 + (pooled > 0)]
-    assert bench.told(PrefillDone)[-1].reused_tokens == (2 + pooled) * BLOCK
+    assert [(one.source, one.bytes) for one in bench.told(events.PrefixFetched)] == expected[: 1 + (pooled > 0)]
+    assert bench.told(events.PrefillDone)[-1].reused_tokens == (2 + pooled) * BLOCK
 
 
 @pytest.mark.parametrize("streams_layers", [True, False])

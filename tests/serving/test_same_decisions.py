@@ -7,6 +7,7 @@ from recorded import Follower, decisions, orders, recording
 
 from mooncake_lab import cluster as c
 from mooncake_lab.batching import SarathiServe
+from mooncake_lab.cluster import events as e
 from mooncake_lab.conductor import (
     CacheAware,
     FewestRequests,
@@ -91,9 +92,9 @@ def apart(spec, model, count, gap_s):
 
 def is_apart(steps, request_id, at_s):
     """Whether nothing happens around an arrival but what it leads to at once, such as a fetch."""
-    fetched = {step.now_s for step in steps if isinstance(step.event, c.PrefixFetched)}
+    fetched = {step.now_s for step in steps if isinstance(step.event, e.PrefixFetched)}
     for event, now_s, _ in steps:
-        about = event.request if isinstance(event, c.RequestArrived) else getattr(event, "attempt", None)
+        about = event.request if isinstance(event, e.RequestArrived) else getattr(event, "attempt", None)
         comes = isinstance(event, CacheChanged) and now_s in fetched
         is_own = about in {c.Attempt(request_id, 1), request(request_id, at_s).request} or comes
         if not is_own and abs(now_s - at_s) < MARGIN_S:
@@ -104,7 +105,7 @@ def is_apart(steps, request_id, at_s):
 def lateness_s(real, predicted):
     """By how much the live run was later than the pace, at most, when requests began to decode."""
     ends = [
-        {step.event.attempt: step.event.at_s for step in steps if isinstance(step.event, c.DecodeStarted)}
+        {step.event.attempt: step.event.at_s for step in steps if isinstance(step.event, e.DecodeStarted)}
         for steps in (real, predicted)
     ]
     return max(ends[0].get(attempt, at_s) - at_s for attempt, at_s in ends[1].items())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from quiet_workers import QuietCluster
 
-from mooncake_lab.cluster import AttemptFailed
+from mooncake_lab.cluster import events
 from mooncake_lab.serving import LiveOptions
 from mooncake_lab.serving.messages import Ping, Pong, PrefillOrder
 
@@ -17,7 +17,9 @@ def quiet(believed):
 
 
 def fail(cluster, stream):
-    failed = AttemptFailed(at_s=0.0, attempt=cluster.attempt(stream), reason="connection reset", retriable=True)
+    failed = events.AttemptFailed(
+        at_s=0.0, attempt=cluster.attempt(stream), reason="connection reset", retriable=True
+    )
     cluster.hear("prefill-0", failed)
 
 

@@ -7,18 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.batching import CountedBlocks, DecodeOnly, Instance, Limits, Progress
-from mooncake_lab.cluster import (
-    Attempt,
-    ClusterSpec,
-    Coordinator,
-    CoordinatorRules,
-    DecodePool,
-    KVArrived,
-    KVLoaded,
-    PrefillDone,
-    RequestArrived,
-    WorkerUp,
-)
+from mooncake_lab.cluster import Attempt, ClusterSpec, Coordinator, CoordinatorRules, DecodePool, events
 from mooncake_lab.conductor import LatencyEstimator, LoadBalance
 from mooncake_lab.core import Request
 from mooncake_lab.metrics import token_times_s
@@ -46,8 +35,8 @@ def coordinator(log, capacity):
         write=log.append,
         extend=lambda request, _: request,
     )
-    made.on(WorkerUp(at_s=0.0, worker="p", role="prefill"), 0.0)
-    made.on(WorkerUp(at_s=0.0, worker="d", role="decode", capacity_tokens=capacity), 0.0)
+    made.on(events.WorkerUp(at_s=0.0, worker="p", role="prefill"), 0.0)
+    made.on(events.WorkerUp(at_s=0.0, worker="d", role="decode", capacity_tokens=capacity), 0.0)
     return made
 
 
@@ -66,15 +55,15 @@ def simulate(joins, capacity=10**9, max_requests=None):
     def feed(i, context, outputs):
         attempt = Attempt(i, 1)
         request = Request(id=i, arrival_s=0.0, input_tokens=context, block_keys=(i,), block_size_tokens=10**6)
-        report(RequestArrived(at_s=loop.now_s, request=request))
+        report(events.RequestArrived(at_s=loop.now_s, request=request))
         report(
-            PrefillDone(
+            events.PrefillDone(
                 at_s=loop.now_s, attempt=attempt, worker="p", start_s=loop.now_s, computed_tokens=context,
                 reused_tokens=0,
             )
         )  # fmt: skip
-        report(KVArrived(at_s=loop.now_s, attempt=attempt, start_s=loop.now_s, bytes=1))
-        report(KVLoaded(at_s=loop.now_s, attempt=attempt))
+        report(events.KVArrived(at_s=loop.now_s, attempt=attempt, start_s=loop.now_s, bytes=1))
+        report(events.KVLoaded(at_s=loop.now_s, attempt=attempt))
         instance.join(attempt, context_tokens=context, output_tokens=outputs, shown_tokens=0, shows_computed=True)
 
     for i, (at_s, context, outputs) in enumerate(joins):

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.cluster import WorkerTable, WorkerUp
+from mooncake_lab.cluster import WorkerTable, events
 from mooncake_lab.conductor import History
 from mooncake_lab.core import CacheChanged, Request
 from mooncake_lab.simulation.pool import PrefixPool
@@ -44,7 +44,7 @@ def test_what_is_told_is_what_the_stores_hold(steps, shared, ssd_blocks):
 
     caches = pool(6, shared=shared, ssd_blocks=ssd_blocks, changed=changed)
     for node in "ab":
-        table.add(WorkerUp(at_s=0.0, worker=node, role="prefill", cache=caches.caches[node]))
+        table.add(events.WorkerUp(at_s=0.0, worker=node, role="prefill", cache=caches.caches[node]))
     for i, (node, family, blocks) in enumerate(steps):
         wanted = request(i, family, blocks)
         for seen in table.view(wanted, 0.0, History()).prefill:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, final
 import numpy as np
 import torch
 
-from mooncake_lab.cluster import PrefillDone
+from mooncake_lab.cluster import events
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.engine.kv_layout import Bytes, KVLayout, bytes_of
 from mooncake_lab.net import wire
@@ -44,7 +44,7 @@ class ReceivedKV:
     kv: KVSpan
     first_token: int
     moves: tuple[Move, ...]
-    prefilled: PrefillDone
+    prefilled: events.PrefillDone
 
 
 @dataclass(slots=True, kw_only=True)

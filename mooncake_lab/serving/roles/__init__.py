@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.cluster import AttemptFailed, PrefillDropped, RequestDone
+from mooncake_lab.cluster import events
 from mooncake_lab.core import DecodeStretch
 from mooncake_lab.engine import EngineSettings, GenerationRequest, LlamaModel, Output, Sampling
 from mooncake_lab.engine.kv_layout import KVLayout
@@ -45,9 +45,9 @@ class WorkerContext:
     enqueue: Callable[[object], None]
     """Puts something into the worker's own inbox, from any thread."""
 
-    def report(self, job: Job, *events: WorkerEvent, tokens: Sequence[tuple[int, int]] = ()) -> None:
+    def report(self, job: Job, *reported: WorkerEvent, tokens: Sequence[tuple[int, int]] = ()) -> None:
         """Report events of the run of this attempt, and tokens of its requests."""
-        self.send(Report(job.run, events, tuple(tokens)))
+        self.send(Report(job.run, reported, tuple(tokens)))
 
     def settings(self, tokens: int, *, prefix_caching: bool = False) -> EngineSettings:
         """The settings of an engine with KVCache for this number of tokens."""
@@ -68,20 +68,20 @@ class WorkerContext:
 
 def report_dropped(context: WorkerContext, job: Job) -> None:
     """Report that a request left this worker before its prompt was computed."""
-    dropped = PrefillDropped(at_s=time.monotonic(), attempt=job.attempt, worker=context.spec.name)
+    dropped = events.PrefillDropped(at_s=time.monotonic(), attempt=job.attempt, worker=context.spec.name)
     context.report(job, dropped)
 
 
-def hopeless(job: Job, reason: str) -> AttemptFailed:
+def hopeless(job: Job, reason: str) -> events.AttemptFailed:
     """The report that an attempt failed for a reason that another worker would meet too."""
-    return AttemptFailed(at_s=time.monotonic(), attempt=job.attempt, reason=reason, retriable=False)
+    return events.AttemptFailed(at_s=time.monotonic(), attempt=job.attempt, reason=reason, retriable=False)
 
 
-def ended(job: Job, output: Output, end_s: float) -> RequestDone | AttemptFailed:
+def ended(job: Job, output: Output, end_s: float) -> events.RequestDone | events.AttemptFailed:
     """The report that a request has all its tokens, or that the engine refused it."""
     if output.finish_reason == "rejected":
         return hopeless(job, output.error)
-    return RequestDone(at_s=end_s, attempt=job.attempt)
+    return events.RequestDone(at_s=end_s, attempt=job.attempt)
 
 
 def step_done(worker: str, start_s: float, end_s: float, request_ids: Sequence[int]) -> DecodeStretch:

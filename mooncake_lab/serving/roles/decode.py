@@ -9,7 +9,7 @@ from typing import Final, final
 import msgspec
 
 from mooncake_lab.batching import BATCHING_POLICIES
-from mooncake_lab.cluster import DecodeStarted, KVArrived, KVLoaded, RequestDone
+from mooncake_lab.cluster import events
 from mooncake_lab.cluster.iteration import CoupledRequest, iteration_events, preemptions
 from mooncake_lab.engine import DecodeEngine, Engine, GenerationRequest, KVSpan
 from mooncake_lab.engine.roles import Prompt
@@ -99,7 +99,7 @@ class DecodeRole:
         ends = self._context.model.config.end_tokens if params.end_tokens is None else params.end_tokens
         if params.max_new_tokens == 1 or came.first_token in ends:
             self._report_joined(job, came)
-            self._context.report(job, RequestDone(at_s=time.monotonic(), attempt=job.attempt))
+            self._context.report(job, events.RequestDone(at_s=time.monotonic(), attempt=job.attempt))
             return
         try:
             request = generation_request(order, on_token=lambda _, token: self._made.append((job, token)))
@@ -118,11 +118,13 @@ class DecodeRole:
             job,
             came.prefilled,
             *(
-                KVArrived(at_s=m.end_s, attempt=attempt, start_s=m.start_s, bytes=m.bytes, is_last=m is last)
+                events.KVArrived(
+                    at_s=m.end_s, attempt=attempt, start_s=m.start_s, bytes=m.bytes, is_last=m is last
+                )
                 for m in came.moves
             ),
-            KVLoaded(at_s=now_s, attempt=attempt),
-            DecodeStarted(at_s=now_s, attempt=attempt),
+            events.KVLoaded(at_s=now_s, attempt=attempt),
+            events.DecodeStarted(at_s=now_s, attempt=attempt),
             tokens=[(job.request_id, came.first_token)],
         )
 

@@ -14,7 +14,7 @@ from typing import Final, final
 
 import torch
 
-from mooncake_lab.cluster import POOL, PrefillDone, PrefillStarted, PrefixFetched, TierRead
+from mooncake_lab.cluster import POOL, events
 from mooncake_lab.core import blocks_for
 from mooncake_lab.engine import GenerationRequest, KVSpan, PrefillEngine, PrefillResult
 from mooncake_lab.engine.kv_layout import bytes_of
@@ -236,7 +236,7 @@ class PrefillRole:
         for source in dict.fromkeys((fetch.source, *came)):
             size = came.get(source, 0)
             if size or source == fetch.source:
-                fetched = PrefixFetched(
+                fetched = events.PrefixFetched(
                     at_s=arriving.end_s,
                     attempt=prompt.order.job.attempt,
                     source=source,
@@ -261,7 +261,7 @@ class PrefillRole:
         prompt.start_s = now_s
         context, job = self._context, prompt.order.job
         attempt, name = job.attempt, context.spec.name
-        context.report(job, PrefillStarted(at_s=prompt.start_s, attempt=attempt, worker=name))
+        context.report(job, events.PrefillStarted(at_s=prompt.start_s, attempt=attempt, worker=name))
         prompt.sender.send(messages.StartTransfer(job=job, tokens=prompt.tokens))
         stream = partial(_send_layer, prompt.sender, job)
         arriving = ArrivingPrefix(
@@ -290,7 +290,7 @@ class PrefillRole:
         if context.spec.pacer is not None:
             parts = [(one.tokens, one.reused_tokens) for one in self._batch]
             context.spec.pacer.hold_prefill(prompt.start_s, parts)
-        prefilled = PrefillDone(
+        prefilled = events.PrefillDone(
             at_s=time.monotonic(),
             attempt=job.attempt,
             worker=context.spec.name,
@@ -312,7 +312,7 @@ class PrefillRole:
     def _report_tier_read(self, held: HeldPrefix, job: Job) -> None:
         """What of a prefix came from the SSD is in DRAM from now on."""
         if held.ssd_bytes:
-            read = TierRead(
+            read = events.TierRead(
                 at_s=held.ssd_end_s,
                 attempt=job.attempt,
                 worker=self._context.spec.name,
