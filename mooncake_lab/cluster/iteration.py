@@ -43,7 +43,7 @@ def iteration_events(
         iteration: when and where, without requests.
         parts: the segments of its plan, each with its request.
     """
-    at_s, decoded = iteration.at_s, list[int]()
+    at_s, steps, decoded = iteration.at_s, iteration.steps, list[int]()
     for request, segment in parts:
         if segment.emits and request.generated_tokens:
             decoded.append(request.attempt.request_id)
@@ -53,7 +53,7 @@ def iteration_events(
         yield replace(iteration, request_ids=tuple(decoded))
     for request, segment in parts:
         if segment.kind == "prefill":
-            computed = segment.new_tokens * iteration.steps
+            computed = segment.new_tokens * steps
             yield events.ChunkDone(
                 at_s=at_s,
                 attempt=request.attempt,
@@ -67,14 +67,14 @@ def iteration_events(
         if segment.emits:
             if not request.generated_tokens:
                 yield events.DecodeStarted(at_s=at_s, attempt=request.attempt)
-            request.generated_tokens += iteration.steps
+            request.generated_tokens += steps
             if request.generated_tokens >= request.output_tokens:
                 yield events.RequestDone(at_s=at_s, attempt=request.attempt)
 
 
 def preemptions(
     plan: Plan, waiting: Sequence[Progress], requests: Mapping[int, CoupledRequest], worker: str, at_s: float
-) -> Iterator[events.Preempted]:
+) -> list[events.Preempted]:
     """The requests that a plan takes out of the batch.
 
     Args:
@@ -84,10 +84,13 @@ def preemptions(
         worker: where they are.
         at_s: when it is planned.
     """
-    if plan.preempted or plan.swapped:
-        kept = {progress.request_id: progress.cached_tokens for progress in waiting}
-        for request_id in (*plan.preempted, *plan.swapped):
-            request = requests[request_id]
-            request.begun, request.preempted = False, True
-            tokens = kept[request_id]
-            yield events.Preempted(at_s=at_s, attempt=request.attempt, worker=worker, context_tokens=tokens)
+    if not (plan.preempted or plan.swapped):
+        return []
+    kept = {progress.request_id: progress.cached_tokens for progress in waiting}
+    found = list[events.Preempted]()
+    for request_id in (*plan.preempted, *plan.swapped):
+        request = requests[request_id]
+        request.begun, request.preempted = False, True
+        tokens = kept[request_id]
+        found.append(events.Preempted(at_s=at_s, attempt=request.attempt, worker=worker, context_tokens=tokens))
+    return found
