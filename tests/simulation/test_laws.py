@@ -32,7 +32,7 @@ class TestQueueingTheory:
     def test_fixed_service_waits_as_in_m_d_1(self, utilisation):
         """Poisson arrivals at one node with constant prefill time wait as Pollaczek and Khinchine say (I8)."""
         rng = np.random.default_rng(0)
-        arrivals = np.cumsum(rng.exponential(1 / utilisation, 20_000))
+        arrivals = np.cumsum(rng.exponential(1 / utilisation, 8_000))
         requests = [fresh(i, float(t), 512) for i, t in enumerate(arrivals)]
         spec = ClusterSpec.disaggregated(
             prefill_nodes=1, decode_nodes=1, cache_tokens=512, placement=LoadBalance()
@@ -46,7 +46,7 @@ class TestQueueingTheory:
     def test_exponential_service_waits_as_in_m_m_1(self):
         """With exponential prompt lengths one node is an M/M/1 queue (I8)."""
         rng = np.random.default_rng(1)
-        utilisation, n = 0.7, 20_000
+        utilisation, n = 0.7, 8_000
         arrivals = np.cumsum(rng.exponential(1 / utilisation, n))
         lengths = np.maximum(1, rng.exponential(100_000, n)).astype(int)
         requests = [

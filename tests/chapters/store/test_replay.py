@@ -172,7 +172,7 @@ def references():
     return list(csv.DictReader(lines))
 
 
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [14, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", ["lru", "fifo", "lfu", "length_aware"])
 def test_the_released_traces_have_the_reference_hit_rates(released, policy, every):
     """The hit rates that an older, independent program found on the released traces come out again."""
