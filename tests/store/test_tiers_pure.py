@@ -148,6 +148,8 @@ class Transfers(RuleBasedStateMachine):
         for tier, held in zip(self.stack.tiers, self.bytes, strict=True):
             known = {block.payload.handle for key in tier.blocks if (block := tier.blocks.peek(key))}
             assert known | {pending.handle for pending in tier.pending.values()} == set(held)
+            read = {key for index, key, _ in self.reading if index == tier.index}
+            assert set(tier.pending) <= {*tier.queue, *read}
         for index, _, handle in self.reading:
             assert handle in self.bytes[index]
 
