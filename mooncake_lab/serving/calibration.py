@@ -21,7 +21,10 @@ from mooncake_lab.serving.messages import Ack, Measured, Probe
 from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.spec import WorkerSpec
 
-_PROMPTS: Final = ((16, 0), (128, 0), (512, 0), (1024, 0), (2048, 0), (512, 256), (1024, 768), (2048, 1792))
+_PROMPTS: Final = (
+    *((tokens, 0) for tokens in (16, 64, 128, 256, 512, 1024, 2048)),
+    *((512, 256), (1024, 768), (2048, 1792)),
+)
 """Tokens and how many of them are reused. The longest ones decide the quadratic term."""
 _BATCHES: Final = ((1, 32), (1, 512), (4, 128), (8, 64), (16, 32), (16, 128))
 """Requests of a batch and the context of each."""

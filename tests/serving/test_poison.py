@@ -84,7 +84,7 @@ def test_the_log_fails_and_the_client_is_told(quiet, caplog):
         raise OSError("no space")
 
     quiet.runtime._write = broken
-    quiet.runtime.cancel(stream)
+    quiet.runtime.cancel(stream, "the client went away")
     assert stream.end is not None
     assert quiet.lines["prefill-0"].of(CancelOrder)
     assert "no space" in caplog.text
