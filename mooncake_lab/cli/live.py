@@ -429,7 +429,9 @@ def _replayed(trace: Trace, spec: ClusterSpec, live: Any, slo: SLO, log: Path | 
             try:
                 records = cluster.run(trace.requests())
             finally:
-                if log is not None:  # also of a run in which a request failed
+                if (
+                    log is not None and cluster.log
+                ):  # also of a run in which a request failed, but of no refused one
                     write_log(log, cluster.log)
     violations = check_log(records)
     if violations:

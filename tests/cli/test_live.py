@@ -1,5 +1,6 @@
 """`mooncake-lab serve` and `replay`: what they refuse before anything starts, and a trace through a cluster."""
 
+import contextlib
 import inspect
 import json
 import os
@@ -12,12 +13,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from mooncake_lab import serving
 from mooncake_lab.cli import app
-from mooncake_lab.cli.live import _FIELDS, _RunLog, _warnings, replay, serve
+from mooncake_lab.cli.live import _FIELDS, _replayed, _RunLog, _warnings, replay, serve
 from mooncake_lab.cluster import ClusterSpec, CoupledPool, PrefillPool
-from mooncake_lab.core import SLO, FirstToken, read_log
+from mooncake_lab.core import SLO, Arrived, FirstToken, read_log
 from mooncake_lab.metrics import check_log, run_summary
-from mooncake_lab.serving import LiveOptions
+from mooncake_lab.serving import FailedError, LiveOptions
+from mooncake_lab.workload import read_trace
 
 
 def test_every_option_of_a_cluster_reaches_its_spec():
@@ -120,6 +123,33 @@ def test_serve_warns(host, token, transfer, says):
     found = _warnings(host, token, {transfer, None})
     assert len(found) == len(says)
     assert all(part in line for part, line in zip(says, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("found", "error", "kept"),
+    [
+        ([], ValueError("too long"), "old"),
+        ([Arrived(at_s=0.0, request_id=0, input_tokens=1)], FailedError("no"), "new"),
+    ],
+)
+def test_the_log_of_a_replay_is_that_of_what_was_served(monkeypatch, tmp_path, file, found, error, kept):
+    """A run in which a request failed leaves its log; one that was refused leaves the log that was there."""
+
+    class Failing(contextlib.nullcontext):
+        log = found
+
+        def run(self, _requests):
+            raise error
+
+        def __enter__(self):
+            return self
+
+    monkeypatch.setattr(serving, "LiveCluster", lambda *_: Failing())
+    path = tmp_path / "log.jsonl"
+    path.write_text("old")
+    with pytest.raises(type(error)):
+        _replayed(read_trace(file), None, None, SLO(ttft_s=1, tbt_s=1), path)
+    assert ("old" if path.read_text() == "old" else "new") == kept
 
 
 def test_replay_refuses(file):
