@@ -3,6 +3,7 @@
 #   "openvino-genai==2026.4.1.0",
 #   "optimum-intel[openvino]==2.2.0",
 #   "torch==2.13.0+cpu",
+#   "torchvision==0.28.0+cpu",
 # ]
 # [tool.uv]
 # extra-index-url = ["https://download.pytorch.org/whl/cpu"]
