@@ -16,7 +16,7 @@ from mooncake_lab.batch.provenance import found_traces, surroundings_digest
 from mooncake_lab.batch.report import recorded, rows, verdicts, write_gallery, write_tables
 from mooncake_lab.batch.run import PROCESSES, check_executor
 from mooncake_lab.batch.statements import put_prose
-from mooncake_lab.cli.options import Json, fail, failing
+from mooncake_lab.cli.options import Json, at_least, fail, failing
 from mooncake_lab.core import check_scale
 
 _TRACEBACK_LINES = 40
@@ -45,9 +45,7 @@ def batch(
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(
-            min=0, help="Notebooks to execute in parallel on this machine; by default, or if 0, one per core."
-        ),
+        at_least(0, "Notebooks to execute in parallel on this machine; by default, or if 0, one per core."),
     ] = None,
     executor: Annotated[str, typer.Option(help="processes, or dask://HOST:PORT of a Dask scheduler.")] = PROCESSES,
     force: Annotated[bool, typer.Option("--force", help="Execute also notebooks that are up to date.")] = False,

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from mooncake_lab.cli import group
-from mooncake_lab.cli.options import Json, fail, failing
+from mooncake_lab.cli.options import Json, at_least, fail, failing
 
 if TYPE_CHECKING:
     from mooncake_lab.course.grading.collect import Ungraded
@@ -52,11 +52,11 @@ def grade(
     out: Annotated[Path, typer.Option(help="Where grades and feedback go.")] = Path("build/grades"),
     sources: Sources = _SOURCES,
     seed: Annotated[str, typer.Option(help="Seed of the hidden workloads; any text.")] = "",
-    jobs: Annotated[int, typer.Option(min=1, help="Notebooks to grade in parallel, one core each.")] = 1,
-    memory_gib: Annotated[float, typer.Option(min=0.5, help="Memory that a submission may use (GiB).")] = 2.0,
-    cpu_s: Annotated[int, typer.Option(min=1, help="Processor time of a submission over all tasks (s).")] = 120,
-    reply_s: Annotated[float, typer.Option(min=0.1, help="Longest wait for one answer (s).")] = 20.0,
-    wall_s: Annotated[float, typer.Option(min=1, help="Longest time of a submission over all tasks (s).")] = 600.0,
+    jobs: Annotated[int, at_least(1, "Notebooks to grade in parallel, one core each.")] = 1,
+    memory_gib: Annotated[float, at_least(0.5, "Memory that a submission may use (GiB).")] = 2.0,
+    cpu_s: Annotated[int, at_least(1, "Processor time of a submission over all tasks (s).")] = 120,
+    reply_s: Annotated[float, at_least(0.1, "Longest wait for one answer (s).")] = 20.0,
+    wall_s: Annotated[float, at_least(1, "Longest time of a submission over all tasks (s).")] = 600.0,
     allow_package_answers: Annotated[
         bool, typer.Option(help="Give points also to solutions that use the package's own.")
     ] = False,

@@ -30,15 +30,11 @@ def generate(
     max_num_batched_tokens: Annotated[int, at_least(1, "Maximum number of tokens per iteration.")] = 2048,
     max_num_seqs: Annotated[int, at_least(1, "Maximum number of running requests.")] = 256,
     enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse the KVCache of equal prefixes.")] = True,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="Sampling temperature; 0 takes the most probable token.")
-    ] = 0.0,
+    temperature: Annotated[float, at_least(0, "Sampling temperature; 0 takes the most probable token.")] = 0.0,
     top_k: Annotated[int | None, at_least(1, "Sample from this many of the most probable tokens.")] = None,
     top_p: Annotated[
         float,
-        typer.Option(
-            min=1e-9, max=1.0, help="Sample from the most probable tokens that together reach this probability."
-        ),
+        at_least(1e-9, "Sample from the most probable tokens that together reach this probability.", most=1),
     ] = 1.0,
     seed: Annotated[int, at_least(0, "Seed of random weights and of sampling.")] = 0,
     json_: Json = False,

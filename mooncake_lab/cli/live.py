@@ -128,7 +128,7 @@ def serve(
     ] = None,
     no_api_key: Annotated[bool, typer.Option("--no-api-key", help="Require no key from clients.")] = False,
     shutdown_timeout: Annotated[
-        float, typer.Option(min=0, max=86_400, help="Time for unfinished requests after a signal (s).")
+        float, at_least(0, "Time for unfinished requests after a signal (s).", most=86_400)
     ] = 30.0,
     seed: LiveSeed = 0,
     log: Annotated[

@@ -30,9 +30,15 @@ def _policy(names: Collection[str], sentence: str) -> Any:
     return typer.Option(parser=one_of(names), metavar="NAME", help=f"{sentence} Allowed are {', '.join(names)}.")
 
 
-def at_least(least: int, help_: str) -> Any:
-    """An option that is a number."""
-    return typer.Option(min=least, help=help_)
+def at_least(least: float, help_: str, *, most: float | None = None) -> Any:
+    """An option that is a number, up to `LARGEST` where no `most` is given; infinity is larger."""
+
+    def bounded(number: float | None) -> float | None:
+        if number is not None and number > LARGEST:
+            raise typer.BadParameter(f"{number} is too large; allowed are numbers from {least} to {LARGEST}")
+        return number
+
+    return typer.Option(min=least, max=most, callback=bounded, help=help_)
 
 
 def file_to_write(help_: str, *, appends: bool = False) -> Any:
@@ -53,6 +59,8 @@ def file_to_write(help_: str, *, appends: bool = False) -> Any:
     return typer.Option(dir_okay=False, callback=checked, help=help_)
 
 
+LARGEST: Final = 2**53
+"""The largest number that an option takes: up to here whole numbers are exact as floats and in JSON."""
 BATCHING_NAMES: Final = tuple(name for name in BATCHING_POLICIES if name not in {"prefill_only", "decode_only"})
 """Policies that do both prefill and decode."""
 
@@ -60,9 +68,9 @@ TraceFile = Annotated[Path, typer.Argument(help="A trace, plain or gzipped.", ex
 Lenient = Annotated[bool, typer.Option("--lenient", help="Skip bad lines and report how many.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Model = Annotated[str, typer.Option(metavar="DIR|random:SHAPE", help="A Hugging Face Llama, or a random one.")]
-Speed = Annotated[float, typer.Option(min=1e-6, help="Speed of the replay; 2 is twice as fast as recorded.")]
-TTFT = Annotated[float, typer.Option(min=1e-9, help="Limit of the time to first token (s).")]
-TBT = Annotated[float, typer.Option(min=1e-9, help="Limit of the time between tokens (s).")]
+Speed = Annotated[float, at_least(1e-6, "Speed of the replay; 2 is twice as fast as recorded.")]
+TTFT = Annotated[float, at_least(1e-9, "Limit of the time to first token (s).")]
+TBT = Annotated[float, at_least(1e-9, "Limit of the time between tokens (s).")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")]
 DType = Annotated[
     Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="float32 on CPU, bfloat16 on GPU.")
@@ -80,7 +88,7 @@ Placement = Annotated[
 Admission = Annotated[str, _policy(ADMISSION_POLICIES, "Admission policy.")]
 DecodeSeconds = Annotated[
     float | None,
-    typer.Option(min=1e-9, help="Decode time per request that --admission predictive assumes (s); no default."),
+    at_least(1e-9, "Decode time per request that --admission predictive assumes (s); no default."),
 ]
 Prefill = Annotated[int | None, at_least(1, "Prefill workers; 1 by default.")]
 Decode = Annotated[int | None, at_least(1, "Decode workers; 1 by default.")]

@@ -19,6 +19,7 @@ from mooncake_lab.cli.options import (
     Placement,
     Speed,
     TraceFile,
+    at_least,
     bad_usage_if,
     fail,
     file_to_write,
@@ -56,10 +57,10 @@ def _failure(text: str) -> Failure:
 def simulate(
     context: typer.Context,
     trace: TraceFile,
-    prefill: Annotated[int | None, typer.Option(min=1, help="Prefill nodes.")] = None,
-    decode: Annotated[int | None, typer.Option(min=1, help="Decode nodes.")] = None,
+    prefill: Annotated[int | None, at_least(1, "Prefill nodes.")] = None,
+    decode: Annotated[int | None, at_least(1, "Decode nodes.")] = None,
     coupled: Annotated[
-        int | None, typer.Option(min=1, help="Nodes that do both prefill and decode, instead of separate nodes.")
+        int | None, at_least(1, "Nodes that do both prefill and decode, instead of separate nodes.")
     ] = None,
     batching: Annotated[
         str | None,
@@ -73,17 +74,17 @@ def simulate(
     admission: Admission = "none",
     decode_s: Annotated[
         float | None,
-        typer.Option(
-            min=1e-9,
-            help="Decode time per request that --admission predictive assumes (s); by default the mean answer"
+        at_least(
+            1e-9,
+            "Decode time per request that --admission predictive assumes (s); by default the mean answer"
             " length of the trace times a decode step of a full node.",
         ),
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Limit of the answer for requests that have no max_tokens in the trace,"
+        at_least(
+            1,
+            "Limit of the answer for requests that have no max_tokens in the trace,"
             f" {DEFAULT_MAX_TOKENS} by default; request_level, orca, sarathi and tensorrt_llm reserve it.",
         ),
     ] = None,
@@ -92,23 +93,21 @@ def simulate(
     model: Annotated[str, typer.Option(help="The model that the nodes serve.")] = "llama3-70b",
     cache_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Tokens of KVCache per node: in the DRAM of a prefill node, or on the GPUs of a coupled node.",
+        at_least(
+            1,
+            "Tokens of KVCache per node: in the DRAM of a prefill node, or on the GPUs of a coupled node.",
         ),
     ] = None,
     ssd_tokens: Annotated[
-        int, typer.Option(min=0, help="Tokens of KVCache on the SSDs of a prefill node; needs --ssd-gb-per-s.")
+        int, at_least(0, "Tokens of KVCache on the SSDs of a prefill node; needs --ssd-gb-per-s.")
     ] = 0,
     ssd_gb_per_s: Annotated[
-        float | None, typer.Option(min=1e-3, help="Read bandwidth of a node's SSDs (GB/s); no paper states it.")
+        float | None, at_least(1e-3, "Read bandwidth of a node's SSDs (GB/s); no paper states it.")
     ] = None,
     prefill_group: Annotated[
-        int, typer.Option(min=1, help="Prefill nodes that compute each prompt together, as a pipeline of chunks.")
+        int, at_least(1, "Prefill nodes that compute each prompt together, as a pipeline of chunks.")
     ] = 1,
-    view_age: Annotated[
-        float, typer.Option(min=0, help="Age of the loads that the placement policy sees (s).")
-    ] = 0.0,
+    view_age: Annotated[float, at_least(0, "Age of the loads that the placement policy sees (s).")] = 0.0,
     failures: Annotated[
         list[Any] | None,
         typer.Option(
@@ -122,12 +121,10 @@ def simulate(
     tbt_slo: TBT = 0.1,
     urgent_share: Annotated[
         float | None,
-        typer.Option(
-            min=0, max=1, help="Share of requests in the higher class, drawn at random; for --admission priority."
-        ),
+        at_least(0, "Share of requests in the higher class, drawn at random; for --admission priority.", most=1),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of --placement random and --urgent-share; 0 by default.")
+        int | None, at_least(0, "Seed of --placement random and --urgent-share; 0 by default.")
     ] = None,
     log: Annotated[Path | None, file_to_write("Write the run log here, as JSON lines, while it runs.")] = None,
     perfetto: Annotated[Path | None, file_to_write("Write a timeline here, for ui.perfetto.dev.")] = None,

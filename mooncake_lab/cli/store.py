@@ -11,7 +11,7 @@ from mooncake_lab.bench.soak import FAULTS, Soak, SoakReport
 from mooncake_lab.bench.soak_process import POOLS
 from mooncake_lab.chapters.store.replay import replay
 from mooncake_lab.cli import group
-from mooncake_lab.cli.options import Json, Lenient, TraceFile, failing, one_of, read_or_fail
+from mooncake_lab.cli.options import LARGEST, Json, Lenient, TraceFile, at_least, failing, one_of, read_or_fail
 from mooncake_lab.store import EVICTION_POLICIES
 from mooncake_lab.store.backends import StorageError
 
@@ -20,8 +20,9 @@ def _capacity(text: str) -> float:
     """A whole number from 0, or infinity (typer takes `None` for a missing option)."""
     if text == "inf":
         return math.inf
-    if not text.isdecimal():
-        raise typer.BadParameter(f"{text!r} is not a capacity; allowed are whole numbers from 0, and inf")
+    if not text.isdecimal() or float(text) > LARGEST:
+        allowed = f"whole numbers from 0 to {LARGEST}, and inf"
+        raise typer.BadParameter(f"{text!r} is not a capacity; allowed are {allowed}")
     return int(text)
 
 
@@ -83,7 +84,7 @@ app = group("Test the store of KVCache blocks under faults.")
 @app.command()
 def soak(
     folder: Annotated[Path, typer.Option("--dir", help="Folder of the SSD tier; created if it is missing.")],
-    seconds: Annotated[float, typer.Option(min=0, help="Duration (s).")] = 30,
+    seconds: Annotated[float, at_least(0, "Duration (s).")] = 30,
     faults: Annotated[
         str, typer.Option(help=f"Faults to inject: some of {','.join(FAULTS)}, or none.")
     ] = ",".join(FAULTS),

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mooncake_lab.cli import group
-from mooncake_lab.cli.options import Json, Lenient, TraceFile, fail, failing, read_or_fail
+from mooncake_lab.cli.options import Json, Lenient, TraceFile, at_least, fail, failing, read_or_fail
 from mooncake_lab.workload import TraceStatistics, fetch_trace, statistics, write_trace
 from mooncake_lab.workload.twin import make_twin
 
@@ -25,7 +25,7 @@ def stats(
     file: TraceFile,
     lenient: Lenient = False,
     block_size: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per block; by default the value in the file, or 512.")
+        int | None, at_least(1, "Tokens per block; by default the value in the file, or 512.")
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -66,14 +66,12 @@ def synth(
     like: Annotated[Workload, typer.Option(help="The workload whose statistics the trace should have.")],
     output: Annotated[Path, typer.Option("--output", "-o", dir_okay=False, help="The file to write.")],
     requests: Annotated[
-        int | None, typer.Option(min=1, help="Number of requests; by default as many as in the released trace.")
+        int | None, at_least(1, "Number of requests; by default as many as in the released trace.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same trace.")] = 0,
+    seed: Annotated[int, at_least(0, "The same seed gives the same trace.")] = 0,
     max_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Limit that clients set for an answer, doubled for longer answers; not stated by default."
-        ),
+        at_least(1, "Limit that clients set for an answer, doubled for longer answers; not stated by default."),
     ] = None,
     force: _Force = False,
     json_: Json = False,

@@ -67,6 +67,8 @@ def test_bad_lines_fail_or_are_skipped(file):
     [
         ("--capacity", "-1"),
         ("--capacity", "1.5"),
+        ("--capacity", "9" * 401),
+        ("--capacity", "9" * 5000),
         (),
         ("--capacity", "5", "--policy", "mru"),
     ],

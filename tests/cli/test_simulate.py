@@ -152,7 +152,7 @@ def test_a_death_loses_no_request(file, cluster):
         ((*WIDE, "--prefill-group", 3), "no whole number of groups"),
         ((*WIDE, "--ssd-tokens", 6000), "give --ssd-tokens and --ssd-gb-per-s together"),
         ((*WIDE, "--ssd-tokens", 6000, "--ssd-gb-per-s", 1000), "predicts load from ssd"),
-        ((*WIDE, "--view-age", "inf"), "view_age_s is inf"),
+        ((*WIDE, "--view-age", "inf"), "inf is too large; allowed are numbers from 0"),
         ((*WIDE, "--fail", "prefill-0"), "--fail prefill-0: no time; give NAME@SECONDS"),
         ((*WIDE, "--fail", "prefill-9@1"), "no instance 'prefill-9' to fail"),
         ((*WIDE, "--admission", "priority"), "give --admission priority and --urgent-share together"),
