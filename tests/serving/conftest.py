@@ -1,7 +1,6 @@
 """One small live cluster a module, and the tokens that it must give."""
 
 import asyncio
-import socket
 import threading
 
 import flat
@@ -21,7 +20,7 @@ from mooncake_lab.perf import (
     model_shape,
 )
 from mooncake_lab.serving import ClusterRuntime, LiveCluster, LiveOptions, WorkerPool
-from mooncake_lab.serving.openai_api.server import Address, web_server
+from mooncake_lab.serving.openai_api.server import Address, listen, web_server
 from mooncake_lab.serving.openai_api.telemetry import Telemetry
 from mooncake_lab.workload.transforms import prompt_of
 
@@ -124,9 +123,8 @@ class OpenDoor:
     def __init__(self, settings, believed, pool, address):
         self.settings, self.believed, self.pool = settings, believed, pool
         self.endings = []
-        self.address = Address(**{"token": self.token, "drain_s": 5} | address)
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.address = Address(**{"token": self.token, "drain_s": 5, "port": 0} | address)
+        self.listener, self.url = listen(self.address.host, self.address.port)
         self.ready = threading.Event()
         self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 

@@ -1,6 +1,8 @@
 """What an operator relies on: metrics, names, the log, and an event loop that is never busy with one client."""
 
 import json
+import re
+import socket
 import threading
 import time
 
@@ -49,6 +51,20 @@ def test_the_scheme_has_no_case(door):
         assert post(door, {"prompt": "x", "max_tokens": 1}, scheme=scheme).status_code == 200
     answer = post(door, {"prompt": "x", "max_tokens": 1}, scheme="Basic")
     assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+
+
+def test_ipv6_loopback(open_door):
+    """At ::1 the URL has brackets, and a client that uses it is served and is on this machine."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"this machine has no IPv6: {error}")
+    with open_door(address={"model": MODEL, "host": "::1"}) as door:
+        assert re.fullmatch(r"http://\[::1\]:\d+", door.url)
+        assert post(door, {"prompt": "x", "max_tokens": 1}).status_code == 200
+        assert httpx.get(f"{door.url}/metrics").status_code == 200
+        far = {"X-Forwarded-For": "10.0.0.1"}
+        assert httpx.get(f"{door.url}/metrics", headers=far).status_code == 401
 
 
 class Asked:

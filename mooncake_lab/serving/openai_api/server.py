@@ -74,7 +74,8 @@ async def serve(
         if write is not None:
             write(record)
 
-    with contextlib.closing(socket.create_server((address.host, address.port), backlog=1024)) as listener:
+    listener, url = listen(address.host, address.port)
+    with contextlib.closing(listener):
         loop, this = asyncio.get_running_loop(), asyncio.current_task()
         assert this is not None  # noqa: S101  # a coroutine runs in a task
         for number in _SIGNALS:
@@ -88,9 +89,20 @@ async def serve(
             for number in _SIGNALS:  # uvicorn takes them over, gives them back and raises them again: no harm
                 loop.remove_signal_handler(number)
                 signal.signal(number, end)
-            host, port = listener.getsockname()[:2]
-            opened(f"http://{host}:{port}")
+            opened(url)
             await server.serve(sockets=[listener])
+
+
+def listen(host: str, port: int) -> tuple[socket.socket, str]:
+    """A socket that listens at an IPv4 or IPv6 address, and its URL.
+
+    Raises:
+        OSError: when it cannot listen there.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=1024)
+    shown, port = listener.getsockname()[:2]
+    return listener, f"http://[{shown}]:{port}" if family == socket.AF_INET6 else f"http://{shown}:{port}"
 
 
 def web_server(
