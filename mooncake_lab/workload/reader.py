@@ -14,10 +14,11 @@ import re
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from itertools import accumulate, chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final, cast, get_type_hints
+from typing import Annotated, Any, BinaryIO, Final, cast, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -300,11 +301,15 @@ def _limits(lines: list[Line]) -> "array[int] | None":
 def write_trace(path: str | Path, trace: Trace) -> None:
     """Write a trace as a file that `read_trace` gives back; the file appears complete or not at all.
 
+    A name that ends in `.gz` is written compressed; equal traces give equal bytes, as the file holds no time.
     Times are written in milliseconds. A time that was read from a file, or is a whole number of
     milliseconds, comes back bit for bit; any other within one rounding of a float.
     """
     encoder = msgspec.json.Encoder()
-    with complete_file(Path(path)) as file:
+    with ExitStack() as opened:
+        file: BinaryIO | gzip.GzipFile = opened.enter_context(complete_file(Path(path)))
+        if Path(path).suffix == ".gz":
+            file = opened.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
         for line in _lines_of(trace):
             file.write(encoder.encode(line) + b"\n")
 

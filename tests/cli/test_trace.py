@@ -1,5 +1,6 @@
 """`mooncake-lab trace`: what it prints where, and how it ends."""
 
+import gzip
 import json
 
 import pytest
@@ -72,6 +73,17 @@ def test_a_seed_writes_the_same_bytes(tmp_path):
         result = call(*SYNTH, 50, "--seed", 7, "-o", path, "--json")
         assert json.loads(result.stdout)["requests"] == len(read_trace(path)) == 50
     assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_a_name_that_ends_in_gz_is_compressed(tmp_path):
+    """The file has the same trace in it, and a seed writes the same bytes."""
+    paths = [tmp_path / name for name in ("a.jsonl", "a.jsonl.gz", "b.gz")]
+    for path in paths:
+        assert call(*SYNTH, 50, "--seed", 7, "-o", path).exit_code == 0
+    plain, first, second = (path.read_bytes() for path in paths)
+    assert first == second
+    assert gzip.decompress(first) == plain
+    assert len(read_trace(paths[1])) == 50
 
 
 def test_clients_may_state_what_they_allow(tmp_path):
