@@ -62,13 +62,15 @@ test-slow: $(ENV) ## The tests that take minutes, or ask the network [PYTEST_FLA
 	@$(BIN)/pytest -m 'slow and not gpu' $(PYTEST_FLAGS)
 
 test-kernels: build/triton/ready ## Check the GPU kernels without a GPU: interpreted, and compiled for A100, H100, B200 [PYTEST_FLAGS]
-	@PYTHONPATH=build/triton TRITON_INTERPRET=1 $(BIN)/pytest -q tests/engine/test_triton.py $(PYTEST_FLAGS)
-	@PYTHONPATH=build/triton $(BIN)/pytest -q tests/bench/test_kernel_resources.py $(PYTEST_FLAGS)
+	@export PYTHONPATH=build/triton OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}; \
+	TRITON_INTERPRET=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal $(PYTEST_FLAGS) tests/engine/test_triton.py; \
+	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal $(PYTEST_FLAGS) tests/bench/test_kernel_resources.py
 
 # triton of the release that belongs to the pinned torch, and the newest numpy that its interpreter works with
 build/triton/ready: Makefile $(ENV)
 	@rm -rf build/triton
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --target build/triton triton==3.7.1 numpy==2.3.5
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --target build/triton triton==3.7.1 numpy==2.3.5 || \
+	{ echo "make test-kernels: Triton 3.7.1 and numpy 2.3.5 could not be installed into build/triton" >&2; exit 1; }
 	@touch $@
 
 mutants: $(ENV) ## Plant small faults in packages and count how many their tests notice [PACKAGES COUNT SEED]

@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -40,7 +41,8 @@ SHARED_BYTES: Final = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """The most shared memory that a block may have, by compute capability (CUDA C++ Programming Guide, table 27)."""
 
 _BLOCK_TOKENS: Final = 16
-_STRETCHES: Final = (1, 8, 64)
+_STRETCHES: Final = tuple(2**power for power in range(7))
+"""All numbers of parts that the engine cuts contexts into."""
 _WARP: Final = 32
 
 
@@ -156,6 +158,7 @@ def compiled_resources(shape: ModelShape, dtype: torch.dtype, capability: int) -
             )
 
 
+@cache  # contexts in any number of parts share one kernel
 def _resource_usage(cubin: bytes) -> dict[str, int]:
     """What the machine code says of itself, by the tool that comes with Triton."""
     tool = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

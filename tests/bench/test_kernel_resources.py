@@ -4,7 +4,6 @@ Triton is no dependency: `make test-kernels` installs it beside the environment.
 """
 
 import os
-from collections import Counter
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from kernel_resources import SHARED_BYTES, compiled_resources  # after the guards
 
+from mooncake_lab.engine.backends.cuda import stretches
 from mooncake_lab.perf import model_shape
 
 KERNELS = {"add_norm", "rotate_and_store", "silu_and_multiply", "decode_stretch", "join_stretches"}
@@ -31,9 +31,12 @@ def test_every_kernel_fits(shape, dtype, capability):
 
 
 def test_decode_attention_is_compiled_for_every_number_of_parts():
-    """The parts that a context is cut into are compiled in, so each number of them is another kernel."""
-    found = compiled_resources(model_shape("llama3-8b"), torch.bfloat16, 90)
-    assert Counter(each.kernel for each in found)["decode_stretch"] == 3
+    """No batch cuts its contexts into another number of parts; the kernel that joins them has it compiled in."""
+    found = list(compiled_resources(model_shape("llama3-8b"), torch.bfloat16, 90))
+    for kernel in ("decode_stretch", "join_stretches"):
+        cases = [each.case for each in found if each.kernel == kernel]
+        assert cases == [f"decode attention in {parts} parts" for parts in (1, 2, 4, 8, 16, 32, 64)]
+    assert {stretches(rows, 8) for rows in range(1, 257)} == {1, 2, 4, 8, 16, 32, 64}
 
 
 def test_a_block_that_needs_too_much_does_not_fit(monkeypatch):

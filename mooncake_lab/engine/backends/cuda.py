@@ -86,6 +86,6 @@ def _attend_spans(query: torch.Tensor, context: SpanContext, cache: LayerCache) 
     size = cache.keys.shape[2]
     blocks, offsets = context.slots // size, context.slots % size
     keys, values = cache.keys[blocks, :, offsets], cache.values[blocks, :, offsets]
-    flash = torch.ops.aten._flash_attention_forward  # noqa: SLF001  # varlen_attn changed its arguments between releases
+    flash = torch.ops.aten._flash_attention_forward  # noqa: SLF001  # for grouped heads varlen_attn demands an argument since 2.12 that 2.11 refuses
     starts = (context.query_starts, context.context_starts)
     return flash(query, keys, values, *starts, context.longest_query, context.longest_context, 0.0, True, False)[0]  # noqa: FBT003  # the operator's own arguments: causal, no debug mask

@@ -78,13 +78,14 @@ def _silu_and_multiply(gate_up, out, WIDTH: tl.constexpr, SPAN: tl.constexpr):
 @triton.jit
 def _decode_stretch(
     query, keys, values, tables, lengths, mixed, sums, scale, table_width,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, STRETCHES: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One request, one KV head, one stretch of its context: an online softmax over tiles."""
     row, kv_head, stretch = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    stretches = tl.num_programs(2)  # not compiled in, so that all batch sizes share one kernel
     length = tl.load(lengths + row)
-    tokens = tl.cdiv(tl.cdiv(length, STRETCHES), TILE) * TILE
+    tokens = tl.cdiv(tl.cdiv(length, stretches), TILE) * TILE
     start, stop = stretch * tokens, tl.minimum(stretch * tokens + tokens, length)
     group, columns, tile = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, TILE)
     wanted = (group < GROUP)[:, None] & (columns < WIDTH)[None, :]
@@ -111,9 +112,9 @@ def _decode_stretch(
         peak = highest
     # an empty stretch keeps a sum of zero and a log-sum-exp that weighs nothing
     safe = tl.maximum(total, 1e-30)
-    target = (heads * STRETCHES + stretch)[:, None] * WIDTH + columns[None, :]
+    target = (heads * stretches + stretch)[:, None] * WIDTH + columns[None, :]
     tl.store(mixed + target, sum_ / safe[:, None], wanted)
-    tl.store(sums + heads * STRETCHES + stretch, peak + tl.log(safe), group < GROUP)
+    tl.store(sums + heads * stretches + stretch, peak + tl.log(safe), group < GROUP)
 
 
 @triton.jit
@@ -175,7 +176,7 @@ def paged_decode(
     columns = max(16, triton.next_power_of_2(width))
     _decode_stretch[rows, kv_heads, stretches](
         query, keys, values, tables, lengths, mixed, sums, width**-0.5, tables.shape[1],
-        kv_heads, group, width, size, stretches,
+        kv_heads, group, width, size,
         max(16, triton.next_power_of_2(group)), columns, 64 if width <= 128 else 32, num_warps=4, num_stages=3,
     )  # fmt: skip
     _join_stretches[(rows * heads,)](
