@@ -2,8 +2,8 @@
 
 import resource
 import time
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -168,12 +168,11 @@ def simulate(
         cluster = Cluster(spec, latency, options, log=_to_all(sinks))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    try:
+    with _writing("--log", log):
         _run(cluster, _arriving(requests, speed, urgent_share, seed or 0), log, sinks)
-        if perfetto:
+    if perfetto:
+        with _writing("--perfetto", perfetto):
             write_perfetto(perfetto, kept)
-    except OSError as error:
-        fail("simulate", f"the log cannot be written: {error}")
     asked = {"node": node, "model": model, "speed": speed, "ssd_gb_per_s": ssd_gb_per_s, "lenient": lenient}
     asked |= {"urgent_share": urgent_share, "seed": seed or 0}
     settings = asked | {
@@ -263,6 +262,15 @@ def _to_all(sinks: list[Callable[[Record], None]]) -> Callable[[Record], None]:
             sink(record)
 
     return keep
+
+
+@contextmanager
+def _writing(option: str, path: Path | None) -> Generator[None]:
+    """Name the option whose file cannot be written, and exit with code 1."""
+    try:
+        yield
+    except OSError as error:
+        fail("simulate", f"{option} {path} cannot be written: {error.strerror}")
 
 
 def _spent(wall_s: float, cpu_s: float) -> dict[str, float]:

@@ -193,6 +193,16 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_run(tmp_path, comma
     assert "cannot be written" in " ".join(result.stderr.replace("│", " ").split())
 
 
+@pytest.mark.parametrize("option", ["--log", "--perfetto"])
+def test_a_disk_that_is_full_is_reported_with_the_option(file, option):
+    """It is an error of the file that could not be written, and of no other."""
+    result = simulate(file, *DISAGGREGATED, option, "/dev/full")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert (
+        result.stderr == f"mooncake-lab simulate: {option} /dev/full cannot be written: No space left on device\n"
+    )
+
+
 @pytest.mark.parametrize("others", [("--log", "a"), ("--perfetto", "a"), ("--log", "b", "--perfetto", "b")])
 def test_no_file_is_written_over_another(tmp_path, monkeypatch, others):
     """The trace is not replaced by its own log, nor a log by its timeline."""
