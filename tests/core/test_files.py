@@ -30,6 +30,17 @@ def test_a_failure_leaves_what_was_there(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
+def test_it_is_never_readable_by_more_than_its_mode_allows(tmp_path):
+    """Neither while it is written nor afterwards, also in place of a file that all may read."""
+    path = tmp_path / "secret"
+    path.write_bytes(b"old")
+    path.chmod(0o644)
+    with complete_file(path, mode=0o600):
+        (partial,) = set(tmp_path.iterdir()) - {path}
+        assert partial.stat().st_mode & 0o777 == 0o600
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_link_stays_one(tmp_path):
     """Its target is written."""
     (tmp_path / "target").write_bytes(b"old")

@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 import mooncake_lab
+from mooncake_lab.core import complete_file
 from mooncake_lab.core.process import end_with_parent
 from mooncake_lab.course.grading.collect import Collection, HandedIn, printable
 from mooncake_lab.course.grading.confine import Allowance
@@ -45,7 +46,8 @@ def class_secret(folder: Path) -> str:
     path = folder / _SECRET
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(path, f"{secrets.token_hex(_SECRET_BYTES)}\n", mode=0o600)
+        with complete_file(path, mode=0o600) as file:
+            file.write(f"{secrets.token_hex(_SECRET_BYTES)}\n".encode())
     found = path.read_text(encoding="ascii").strip()
     if len(found) != 2 * _SECRET_BYTES or not set(found) <= set("0123456789abcdef"):
         raise ValueError(f"{path} holds {found[:40]!r}; {2 * _SECRET_BYTES} hexadecimal digits are needed")
@@ -186,14 +188,6 @@ def _grade(handed: HandedIn, seed: str, rules: Rules) -> Grade:
     )
 
 
-def replace_file(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Write a file so that each reader finds the complete old file or the complete new one."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.touch(mode=mode)
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
-
-
 _STYLE: Final = """
 :root { color-scheme: light dark; font: 1rem/1.5 system-ui, sans-serif; }
 body { max-width: 48rem; margin: 2rem auto; padding: 0 1rem; }
@@ -264,7 +258,8 @@ def write_page(grade: Grade, folder: Path) -> None:
     """Write the feedback of one grade."""
     page = page_of(grade.student, grade.topic, folder)
     page.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(page, feedback_html(grade))
+    with complete_file(page) as file:
+        file.write(feedback_html(grade).encode())
 
 
 def page_of(student: str, topic: str, folder: Path) -> Path:
@@ -275,8 +270,9 @@ def page_of(student: str, topic: str, folder: Path) -> Path:
 def write_tables(grades: Sequence[Grade], folder: Path, without: Mapping[str, str]) -> None:
     """Write `grades.csv` and `totals.csv`; `without` names students without a gradable submission, and why."""
     folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / "totals.csv", totals_csv(grades, without))
-    replace_file(folder / "grades.csv", grades_csv(grades, without))
+    for name, table in (("totals.csv", totals_csv), ("grades.csv", grades_csv)):
+        with complete_file(folder / name) as file:
+            file.write(table(grades, without).encode())
 
 
 def _csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
