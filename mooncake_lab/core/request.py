@@ -56,16 +56,17 @@ class TracedRequest:
     """A request and its future. Clusters replay it; policies only ever get `.request`.
 
     Raises:
-        ValueError: when the output length is negative, or above what its client allows.
+        ValueError: when the output length is below 1, the token that prefill produces, or above what its client
+            allows.
     """
 
     request: Request
     output_tokens: int
 
     def __post_init__(self) -> None:
-        if self.output_tokens < 0:
+        if self.output_tokens < 1:
             raise ValueError(
-                f"request {self.request.id} has {self.output_tokens} output tokens; at least 0 is needed"
+                f"request {self.request.id} has {self.output_tokens} output tokens; at least 1 is needed"
             )
         most = self.request.max_tokens
         if most is not None and self.output_tokens > most:

@@ -170,7 +170,7 @@ class LiveCluster:
     async def _run(self, requests: list[TracedRequest], until_s: float | None) -> list[Record]:
         runtime = self._runtime
         for traced in requests:  # before any is served
-            tokens, most = traced.request.input_tokens + max(1, traced.output_tokens), runtime.max_model_len()
+            tokens, most = traced.request.input_tokens + traced.output_tokens, runtime.max_model_len()
             if tokens > most:
                 raise ValueError(f"request {traced.request.id} and its answer are {tokens} tokens; {most} fit")
         self._written, self.decisions, self.events, self.outputs = [], [], [], {}
@@ -193,7 +193,7 @@ class LiveCluster:
     async def _serve(self, traced: TracedRequest) -> None:
         runtime, request = self._runtime, traced.request
         await asyncio.sleep(max(0.0, request.arrival_s - runtime.now_s()))
-        params = SamplingParams(max_new_tokens=max(1, traced.output_tokens), end_tokens=())
+        params = SamplingParams(max_new_tokens=traced.output_tokens, end_tokens=())
         stream: RequestStream | None = None
         try:
             prompt = prompt_of(request, runtime.supervisor.ready.shape.vocabulary)

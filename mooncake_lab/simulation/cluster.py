@@ -282,7 +282,7 @@ class Cluster:
         No other request shares the new blocks.
         """
         traced, grown = self._requests[request.id], request.input_tokens + tokens
-        if grown - traced.request.input_tokens >= max(1, traced.output_tokens):
+        if grown - traced.request.input_tokens >= traced.output_tokens:
             return None
         blocks = blocks_for(grown, request.block_size_tokens)
         own = tuple(f"{request.id}/{k}".encode() for k in range(len(request.block_keys), blocks))

@@ -250,7 +250,7 @@ class CoupledInstance:
         self._requests[request.id] = _Request(
             attempt=attempt,
             request=request,
-            output_tokens=max(1, traced.output_tokens),
+            output_tokens=traced.output_tokens,
             generated_tokens=shown_tokens,
             shown_tokens=shown_tokens,
         )

@@ -1,8 +1,10 @@
 """Reading a trace file, every line checked (FAST'25 Appendix A).
 
 A file holds one JSON object a line: `timestamp` (ms from 0), `input_length`, `output_length` (tokens)
-and `hash_ids` (one a block). `max_tokens`, the most tokens that the client allows for the answer, may be stated
-too; a line with a longer answer contradicts itself and is refused. So may fields and names that other tools add.
+and `hash_ids` (one a block). Both lengths are at least 1: prefill produces the first token of every answer, and
+the shortest answers of the released traces have one token. `max_tokens`, the most tokens that the client allows
+for the answer, may be stated too; a line with a longer answer contradicts itself and is refused. So may fields
+and names that other tools add.
 
 A good line under the released traces' names costs one typed decoding. Any other is looked at field by field, to
 adopt the names of other tools or to say what is wrong.
@@ -52,7 +54,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
     hash_ids: list[int]
     input_length: Annotated[int, Meta(ge=1, le=_LARGEST_LENGTH)]
-    output_length: Annotated[int, Meta(ge=0, le=_LARGEST_LENGTH)]
+    output_length: Annotated[int, Meta(ge=1, le=_LARGEST_LENGTH)]
     timestamp: _Milliseconds | UnsetType = UNSET
     delay: _Milliseconds | UnsetType = UNSET
     session_id: str | None = None
@@ -112,7 +114,7 @@ _ALLOWED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "timestamp": "a finite number of milliseconds from 0",
         "input_length": "a whole number from 1",
-        "output_length": "a whole number from 0",
+        "output_length": "a whole number from 1",
         "hash_ids": "a list of whole numbers",
         "session_id": "a string or null",
         "max_tokens": "a whole number from 1, or null",

@@ -93,7 +93,7 @@ class TraceStatistics:
     total_output_tokens: int
     input_tokens: Spread
     output_tokens: Spread
-    mean_input_output_ratio: float | None
+    mean_input_output_ratio: float
     """Mean over the requests with output of input length / output length; not a ratio of means."""
     duration_s: float
     """From the first arrival to the last."""
@@ -132,8 +132,6 @@ def statistics(trace: Trace) -> TraceStatistics:
     uses = use_counts(trace)
     reuse_s = reuse_gaps_s(trace)
     reused_tokens = np.minimum(reusable_blocks(trace) * trace.block_size_tokens, trace.input_tokens)
-    answered = trace.output_tokens > 0
-    ratios = trace.input_tokens[answered] / trace.output_tokens[answered]
     return TraceStatistics(
         requests=len(trace),
         mean_input_tokens=float(trace.input_tokens.mean()),
@@ -142,7 +140,7 @@ def statistics(trace: Trace) -> TraceStatistics:
         total_output_tokens=int(trace.output_tokens.sum()),
         input_tokens=_spread(trace.input_tokens),
         output_tokens=_spread(trace.output_tokens),
-        mean_input_output_ratio=float(ratios.mean()) if len(ratios) else None,
+        mean_input_output_ratio=float((trace.input_tokens / trace.output_tokens).mean()),
         duration_s=duration_s,
         requests_per_s=len(trace) / duration_s if duration_s > 0 else None,
         distinct_timestamps=len(np.unique(trace.arrival_s)),

@@ -87,7 +87,7 @@ def scaled_down(trace: Trace, divisor: int, *, most_tokens: int | None = None) -
         raise ValueError(
             f"lengths cannot be divided by {divisor}: it must divide the block size of {trace.block_size_tokens}"
         )
-    inputs, outputs = -(-trace.input_tokens // divisor), np.maximum(1, -(-trace.output_tokens // divisor))
+    inputs, outputs = -(-trace.input_tokens // divisor), -(-trace.output_tokens // divisor)
     keep = np.ones(len(trace), dtype=bool) if most_tokens is None else inputs + outputs <= most_tokens
     if not keep.any():
         raise ValueError(
@@ -131,7 +131,7 @@ class SharedPrefix:
     block_size_tokens: int = 512
 
     def __post_init__(self) -> None:
-        lows = {"requests": 1, "input_tokens": 1, "shared_tokens": 0, "output_tokens": 0}
+        lows = {"requests": 1, "input_tokens": 1, "shared_tokens": 0, "output_tokens": 1}
         for name, low in (lows | {"prefixes": 1, "block_size_tokens": 1}).items():
             if getattr(self, name) < low:
                 raise ValueError(f"SharedPrefix.{name} is {getattr(self, name)}; at least {low} is needed")

@@ -30,10 +30,15 @@ class TestRequest:
         with pytest.raises(ValueError, match=message):
             make(**changes)
 
-    @given(st.integers(0, 10**6), st.integers(1, 5000), st.none() | st.integers(0, 100))
+    def test_no_answer_is_empty(self):
+        """Prefill produces its first token, so an answer of no token could not be replayed as recorded."""
+        with pytest.raises(ValueError, match="0 output tokens; at least 1 is needed"):
+            TracedRequest(make(), 0)
+
+    @given(st.integers(1, 10**6), st.integers(1, 5000), st.none() | st.integers(0, 100))
     def test_what_its_client_allows_covers_its_answer(self, output, default, more):
         """A stated limit stands; the default covers every answer, and is the same for all that fit into it."""
-        stated = None if more is None else max(1, output + more)
+        stated = None if more is None else output + more
         allowed = TracedRequest(make(max_tokens=stated), output).max_tokens_or(default)
         assert allowed >= output
         if stated is not None:

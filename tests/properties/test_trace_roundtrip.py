@@ -27,7 +27,7 @@ def traces(draw, times_ms=WHOLE_MS) -> Trace:
     last_block = draw(st.lists(st.integers(1, block_size), min_size=n, max_size=n))
     lengths = [block_size * (len(ids) - 1) + rest for ids, rest in zip(blocks, last_block, strict=True)]
     sessions = st.lists(st.none() | st.text(), min_size=n, max_size=n).filter(any)
-    outputs = np.array(draw(st.lists(st.integers(0, 10**6), min_size=n, max_size=n)))
+    outputs = np.array(draw(st.lists(st.integers(1, 10**6), min_size=n, max_size=n)))
     stated = draw(st.none() | st.lists(st.none() | st.integers(1, 9), min_size=n, max_size=n).filter(any))
     return Trace(
         name="drawn",

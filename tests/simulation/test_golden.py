@@ -115,11 +115,8 @@ def pipelined(trace: Trace, name: str) -> str:
 
 
 def stated(traced):
-    """A request of at least one token whose client states a limit, for the policies that reserve it."""
-    output_tokens = max(1, traced.output_tokens)
-    return replace(
-        traced, output_tokens=output_tokens, request=replace(traced.request, max_tokens=2 * output_tokens)
-    )
+    """A request whose client states a limit, for the policies that reserve it."""
+    return replace(traced, request=replace(traced.request, max_tokens=2 * traced.output_tokens))
 
 
 @cache

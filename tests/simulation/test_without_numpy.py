@@ -77,7 +77,7 @@ def test_reading_a_trace_and_summarising_a_run_need_no_numpy(tmp_path):
         {
             "timestamp": 400 * i,
             "input_length": 700 + 90 * i,
-            "output_length": 3 * i,
+            "output_length": 1 + 3 * i,
             "hash_ids": [0, *range(i, i + n)],
         }
         for i, n in ((i, -(-(700 + 90 * i) // 512) - 1) for i in range(12))

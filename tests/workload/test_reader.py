@@ -34,10 +34,10 @@ def trace_file(tmp_path):
 class TestAccepted:
     def test_columns(self, trace_file):
         """A good file becomes columns: seconds, tokens, flat block ids and where each request's begin."""
-        trace = read_trace(trace_file(GOOD, with_fields(timestamp=1500.5, input_length=513, output_length=0)))
+        trace = read_trace(trace_file(GOOD, with_fields(timestamp=1500.5, input_length=513, output_length=1)))
         assert trace.arrival_s.tolist() == [0.0, 1.5005]
         assert trace.input_tokens.tolist() == [600, 513]
-        assert trace.output_tokens.tolist() == [3, 0]
+        assert trace.output_tokens.tolist() == [3, 1]
         assert trace.block_ids.tolist() == [0, 1, 0, 1]
         assert trace.block_starts.tolist() == [0, 2, 4]
         assert (trace.name, trace.origin, trace.sessions) == ("some", "file", None)
@@ -117,7 +117,8 @@ REFUSED = {
     "text length": (with_fields(input_length="600"), "input_length", "is '600'"),
     "null time": (with_fields(timestamp=None), "timestamp", "is None"),
     "negative time": (with_fields(timestamp=-1), "timestamp", "is -1; allowed is a finite number"),
-    "negative length": (with_fields(output_length=-3), "output_length", "is -3; allowed is a whole number from 0"),
+    "negative length": (with_fields(output_length=-3), "output_length", "is -3; allowed is a whole number from 1"),
+    "empty answer": (with_fields(output_length=0), "output_length", "is 0; allowed is a whole number from 1"),
     "empty prompt": (with_fields(input_length=0, hash_ids=[]), "input_length", "a whole number from 1"),
     "huge length": (with_fields(output_length=10**30), "output_length", "a whole number"),
     "too few ids": (with_fields(hash_ids=[0]), "hash_ids", "a list of 1 ids; allowed is 2 ids"),

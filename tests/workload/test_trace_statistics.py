@@ -152,12 +152,6 @@ class TestEdges:
         assert (numbers.duration_s, numbers.requests_per_s, numbers.interarrival_cv) == (0, None, None)
         assert (numbers.ideal_block_hit_rate, numbers.mean_reuse_gap_s, numbers.single_use_share) == (0, None, 1)
 
-    def test_no_output(self, make_trace):
-        """Where no request has output there is no mean ratio."""
-        trace = make_trace([0], [1])
-        numbers = statistics(replace(trace, output_tokens=np.zeros(2, np.int64)))
-        assert numbers.mean_input_output_ratio is None
-
     def test_nothing(self, make_trace):
         """An empty trace has no statistics."""
         with pytest.raises(ValueError, match="no requests"):
