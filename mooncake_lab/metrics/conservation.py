@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from mooncake_lab.core import (
     Arrived,
@@ -22,6 +22,9 @@ from mooncake_lab.core import (
 
 TOLERANCE_S = 1e-6
 """Times a log may differ by: far below a decode step, far above the rounding of an hour in seconds."""
+
+_TOLD_LATER: Final = frozenset({"client", "failed"})
+"""Stages of a rejection that no worker of the request decides or waits for: they are told afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +47,13 @@ class _Life:
     last_token_s: float | None = None
     tokens: int = 0
     ended: str | None = None
-    ended_s: float = math.inf
+    work_ends_s: float = math.inf
+    """After that no work for it begins."""
 
     def forbids(self, record: Record) -> bool:
         """Whether the end of the request rules out this record; work that began before the end may be recorded."""
         if isinstance(record, (Prefilled, Moved)):
-            return record.start_s > self.ended_s + TOLERANCE_S
+            return record.start_s > self.work_ends_s + TOLERANCE_S
         return self.ended is not None
 
 
@@ -123,7 +127,8 @@ class _Checker:
                 if life.placed_s is None:  # placed again after a death, work that began before may still end
                     life.placed_s = record.at_s
             case Rejected():
-                life.ended, life.ended_s = "rejected", record.at_s
+                life.ended = "rejected"
+                life.work_ends_s = math.inf if record.stage in _TOLD_LATER else record.at_s
             case Prefilled():
                 yield from _after("prefill starts", record.start_s, life.placed_s, "it is placed", request_id)
                 if life.prefill_start_s is None:  # later spans may follow the first token, after a preemption
@@ -145,8 +150,9 @@ def check_log(records: Iterable[Record]) -> tuple[Violation, ...]:
     """Where a log breaks invariants I1, I2 and I3; empty when it keeps them.
 
     I1: every request arrives once, and after that is finished once, rejected once, or running when the log
-    ends; nothing happens to a request that never arrived, and nothing begins for one that has ended; a
-    finished request received as many tokens as its record says, and one that runs at the horizon as many as the
+    ends; nothing happens to a request that never arrived, and nothing begins for one that has ended, but for a
+    prompt that its worker begins before it is told that the client left or that the attempt failed; a finished
+    request received as many tokens as its record says, and one that runs at the horizon as many as the
     record of the run's end says. I2: arrival <= placed <= prefill start <= first
     token <= each decode stretch <= finish; records come in order of time; what lasts ends when its
     steps add up to. I3: blocks come to caches where they are not, and leave where they are.
@@ -178,7 +184,7 @@ def _first_token(record: FirstToken, life: _Life) -> Iterator[Violation]:
 
 
 def _finished(record: Finished, life: _Life) -> Iterator[Violation]:
-    life.ended, life.ended_s = "finished", record.at_s
+    life.ended, life.work_ends_s = "finished", record.at_s
     yield from _after("it finishes", record.at_s, life.last_token_s, "its last token", record.request_id)
     if record.output_tokens != life.tokens:
         yield Violation(

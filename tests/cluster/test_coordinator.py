@@ -19,6 +19,7 @@ from mooncake_lab.core import (
     Rejected,
     RunEnded,
 )
+from mooncake_lab.metrics import check_log
 
 A = c.Attempt(0, 1)
 PAIR = ("prefill-0", "decode-0")
@@ -396,6 +397,17 @@ def test_a_client_that_stops_or_leaves():
     assert not run.tell(e.ClientStopped, request_id=1)
     worker = run.coordinator.workers["decode-0"]
     assert (worker.contexts, worker.context_tokens) == ({}, 0)
+
+
+def test_a_worker_may_begin_what_is_cancelled_until_it_is_told():
+    """The cluster knows before the worker that a client left; the log of such a run keeps the invariants."""
+    run = make_runtime(PAIR)
+    arrive(run)
+    run.now = 1.0
+    run.tell(e.Cancelled, request_id=0)
+    prefill(run, end_s=2.5)
+    assert kinds(run.log[2:]) == [Rejected, Prefilled]
+    assert check_log(run.log) == ()
 
 
 def chunk(run, computed, context, attempt=A, lasts_s=1.0):

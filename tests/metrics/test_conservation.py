@@ -69,9 +69,9 @@ def finished(at_s=2.0, output_tokens=3):
     return Finished(at_s=at_s, request_id=1, output_tokens=output_tokens)
 
 
-def rejected(at_s=2.0):
+def rejected(at_s=2.0, stage="decode"):
     """Request 1 is refused."""
-    return Rejected(at_s=at_s, request_id=1, stage="decode", reason="load")
+    return Rejected(at_s=at_s, request_id=1, stage=stage, reason="load")
 
 
 def moved(at_s=1.0, start_s=0.5):
@@ -166,6 +166,20 @@ def test_a_stretch_ends_when_its_steps_add_up(steps, first_step_s, step_growth_s
 def test_work_under_way_may_outlive_its_request():
     """A prefill or a move that began before its request was refused, for a pool that died, ends all the same."""
     assert check_log((arrived(), placed(), rejected(at_s=0.5), prefilled(), moved())) == ()
+
+
+@pytest.mark.parametrize("stage", ["client", "failed"])
+def test_a_worker_may_begin_a_prompt_until_it_is_told(stage):
+    """What it begins before it hears that the client left is recorded; a token that follows breaks I1."""
+    log = (
+        arrived(),
+        placed(),
+        rejected(1.0, stage),
+        prefilled(start_s=1.2, at_s=2.0),
+        moved(start_s=1.1, at_s=2.0),
+    )
+    assert check_log(log) == ()
+    assert [v.invariant for v in check_log((*log, stretch(at_s=3.0, start_s=2.0)))] == ["I1"]
 
 
 ORDERS = {
