@@ -23,7 +23,7 @@ def targets() -> set[str]:
 @pytest.mark.parametrize(
     "name", ["README.md", "LICENSE", "CITATION.cff", "Makefile", "environment.yml", "pyproject.toml"]
 )
-def test_front_door(name):
+def test_files_of_a_repository(name):
     """What a visitor looks for first is there and not empty."""
     assert (ROOT / name).stat().st_size > 0
 

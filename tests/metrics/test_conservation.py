@@ -92,7 +92,7 @@ BROKEN = {
     "a prefill that starts after the end": Case(
         (arrived(), placed(), rejected(at_s=1.0), prefilled(start_s=2.0, at_s=3.0)), "I1", "after it was rejected"
     ),
-    "a prefill of a request that was refused at the door": Case(
+    "a prefill of a request that was refused on arrival": Case(
         (arrived(), rejected(at_s=1.0), prefilled(start_s=0.5, at_s=2.0)), "I2", "without it is placed"
     ),
     "a token after the end": Case((arrived(), rejected(at_s=1.0), stretch()), "I1", "after it was rejected"),

@@ -115,7 +115,7 @@ def open_cluster(pool, believed):
     return make
 
 
-class OpenDoor:
+class APIServer:
     """A cluster and its web server on a thread."""
 
     token = "a-token-for-tests"  # noqa: S105  # of no other use
@@ -159,12 +159,12 @@ class OpenDoor:
 
 
 @pytest.fixture(scope="session")
-def open_door(pool, believed):
-    """Makes a cluster behind HTTP: `open_door(prefill_nodes=2, address={..})`, to be used in a `with` block."""
+def open_api(pool, believed):
+    """Makes a cluster behind HTTP: `open_api(prefill_nodes=2, address={..})`, to be used in a `with` block."""
 
     def make(*, address=None, **changes):
         settings = flat.live(model=MODEL, device="cpu", backend="dense", **changes)
-        return OpenDoor(settings, believed, pool, address or {})
+        return APIServer(settings, believed, pool, address or {})
 
     return make
 

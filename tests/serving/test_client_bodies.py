@@ -58,14 +58,14 @@ CHATS = {
 
 
 @pytest.fixture(scope="module")
-def door(open_door):
-    with open_door() as opened:
+def api(open_api):
+    with open_api() as opened:
         yield opened
 
 
-def ask(door, path, body):
-    headers = {"Authorization": f"Bearer {door.token}"}
-    return httpx.post(f"{door.url}/v1/{path}", json=body, headers=headers, timeout=60)
+def ask(api, path, body):
+    headers = {"Authorization": f"Bearer {api.token}"}
+    return httpx.post(f"{api.url}/v1/{path}", json=body, headers=headers, timeout=60)
 
 
 def events(answer):
@@ -80,9 +80,9 @@ def events(answer):
     + [("chat/completions", body) for body in CHATS.values()],
     ids=[*COMPLETIONS, *CHATS],
 )
-def test_recorded_bodies_are_served(door, path, body):
+def test_recorded_bodies_are_served(api, path, body):
     """Each recorded body has its answer, with as many tokens as were asked for, and its usage where asked for."""
-    answer = ask(door, path, body)
+    answer = ask(api, path, body)
     assert answer.status_code == 200, answer.text
     if not body["stream"]:
         assert answer.json()["usage"]["completion_tokens"] == 4
@@ -162,11 +162,11 @@ def test_numbers_are_bounded(name):
         b"",
     ],
 )
-def test_no_body_is_an_error_of_the_server(door, body):
+def test_no_body_is_an_error_of_the_server(api, body):
     """What is no UTF-8, no JSON or nested too deep is 400, with a reason."""
-    headers = {"Authorization": f"Bearer {door.token}"}
+    headers = {"Authorization": f"Bearer {api.token}"}
     for path in ("completions", "chat/completions"):
-        answer = httpx.post(f"{door.url}/v1/{path}", content=body, headers=headers, timeout=60)
+        answer = httpx.post(f"{api.url}/v1/{path}", content=body, headers=headers, timeout=60)
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -215,9 +215,9 @@ def test_tools_that_were_called_are_not_ignored():
         chat(messages=[{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}])
 
 
-def test_least_more_than_most(door):
+def test_least_more_than_most(api):
     """`min_tokens` above what the answer may have names both numbers."""
-    answer = ask(door, "completions", {"model": MODEL, "prompt": "x", "max_tokens": 4, "min_tokens": 5})
+    answer = ask(api, "completions", {"model": MODEL, "prompt": "x", "max_tokens": 4, "min_tokens": 5})
     assert answer.status_code == 400
     assert "min_tokens is 5; this answer may have 0 to 4 tokens" in answer.json()["error"]["message"]
 

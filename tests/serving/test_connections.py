@@ -24,13 +24,13 @@ ENOUGH_S = 30
 
 
 @pytest.fixture(scope="module")
-def door(open_door):
-    with open_door(address={"limits": LIMITS}) as opened:
+def api(open_api):
+    with open_api(address={"limits": LIMITS}) as opened:
         yield opened
 
 
-def dial(door):
-    host, port = door.url.removeprefix("http://").split(":")
+def dial(api):
+    host, port = api.url.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=ENOUGH_S)
 
 
@@ -62,8 +62,8 @@ def dripping(peer):
         thread.join()
 
 
-def health(door):
-    return httpx.get(f"{door.url}/health", timeout=ENOUGH_S).status_code
+def health(api):
+    return httpx.get(f"{api.url}/health", timeout=ENOUGH_S).status_code
 
 
 HALF = b"GET /health HTTP/1.1\r\nHost: x\r\nX-Half: "
@@ -71,81 +71,81 @@ WHOLE = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.mark.parametrize("sent", [b"", HALF, WHOLE + HALF], ids=["nothing", "half", "half a second request"])
-def test_headers_have_a_time(door, sent):
+def test_headers_have_a_time(api, sent):
     """A connection whose headers do not come is closed with 408, even if a byte comes now and then."""
-    with dial(door) as peer:
+    with dial(api) as peer:
         peer.sendall(sent)
         with dripping(peer) if sent else contextlib.nullcontext():
             said = until_closed(peer)
     assert b"408 Request Timeout" in said
-    assert health(door) == 200
+    assert health(api) == 200
 
 
-def test_bodies_have_a_time(door):
+def test_bodies_have_a_time(api):
     """A body that stops in the middle is 408 in JSON."""
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {door.token}\r\n"
-    with dial(door) as peer:
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.token}\r\n"
+    with dial(api) as peer:
         peer.sendall(f'{head}Content-Length: 100\r\n\r\n{{"model":'.encode())
         said = until_closed(peer)
     assert b"408" in said.splitlines()[0]
     assert json.loads(said.split(b"\r\n\r\n", 1)[1])["error"]["message"] == "the body did not come within 0.3 s"
 
 
-def test_a_body_behind_the_answer_has_a_time(door):
+def test_a_body_behind_the_answer_has_a_time(api):
     """A client that goes on sending what nobody reads, after its answer, is hung up on."""
-    with dial(door) as peer:
+    with dial(api) as peer:
         peer.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
         with dripping(peer):
             said = until_closed(peer)
     assert b" 401 " in said.splitlines()[0]
 
 
-def test_idle_connections_have_a_time(door):
+def test_idle_connections_have_a_time(api):
     """A connection that asks no more is closed without a word."""
-    with dial(door) as peer:
+    with dial(api) as peer:
         peer.sendall(WHOLE)
         said = until_closed(peer)
     assert b" 200 " in said.splitlines()[0]
     assert said.count(b"HTTP/1.1") == 1
 
 
-def test_who_reads_nothing_is_gone(open_door):
+def test_who_reads_nothing_is_gone(open_api):
     """A client that does not read its stream is hung up on, and its request ends."""
-    opening = open_door(address={"limits": LIMITS})
+    opening = open_api(address={"limits": LIMITS})
     # accepted sockets inherit it: what nobody reads must not vanish into the system's own buffers
     opening.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    with opening as door:
+    with opening as api:
         with socket.socket() as peer:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            host, port = door.url.removeprefix("http://").split(":")
+            host, port = api.url.removeprefix("http://").split(":")
             peer.connect((host, int(port)))
             prompts = [[i, 1] for i in range(16)]
             body = {"model": MODEL, "prompt": prompts, "max_tokens": 8000, "stream": True, "ignore_eos": True}
             sent = json.dumps(body).encode()
             peer.sendall(
-                f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {door.token}\r\n"
+                f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.token}\r\n"
                 f"Content-Length: {len(sent)}\r\n\r\n".encode()
                 + sent
             )
-            streams = door.runtime.streams
+            streams = api.runtime.streams
             for wanted in (True, False):
                 deadline_s = time.monotonic() + 2 * ENOUGH_S
                 while bool(streams) != wanted and time.monotonic() < deadline_s:
                     time.sleep(0.01)
                 assert bool(streams) == wanted
-        assert health(door) == 200
+        assert health(api) == 200
 
 
-def test_strangers_do_not_keep_others_out(door, caplog):
+def test_strangers_do_not_keep_others_out(api, caplog):
     """With more half-sent headers than connections allowed, health and requests go on, and the log is quiet."""
     with caplog.at_level(logging.DEBUG), contextlib.ExitStack() as strangers:
         for number in range(5 * MOST):
-            strangers.enter_context(dial(door)).sendall(HALF)
+            strangers.enter_context(dial(api)).sendall(HALF)
             if number % MOST == 0:
-                assert health(door) == 200
-        headers = {"Authorization": f"Bearer {door.token}"}
+                assert health(api) == 200
+        headers = {"Authorization": f"Bearer {api.token}"}
         body = {"model": MODEL, "prompt": "x", "max_tokens": 4}
-        made = httpx.post(f"{door.url}/v1/completions", json=body, headers=headers, timeout=ENOUGH_S)
+        made = httpx.post(f"{api.url}/v1/completions", json=body, headers=headers, timeout=ENOUGH_S)
         assert made.json()["usage"]["completion_tokens"] == 4
     # what the connections themselves cause, at any level; pools of clients and the loop's own tuning are no matter
     said = [record for record in caplog.records if record.name.startswith(("uvicorn", "asyncio", "mooncake"))]
@@ -186,38 +186,38 @@ def test_who_reads_slowly_gets_everything():
     assert asyncio.run(served()) > size
 
 
-def test_streams_are_not_made_room_of(open_door, believed):
+def test_streams_are_not_made_room_of(open_api, believed):
     """With every connection in a stream, one more is told 503, and the streams go on to their end."""
     slow = replace(believed, decode=replace(believed.decode, constant_s=0.02))
     pace = Pacer.of(slow)
-    with open_door(address={"limits": LIMITS}, pacer=pace) as door, contextlib.ExitStack() as opened:
-        headers = {"Authorization": f"Bearer {door.token}"}
+    with open_api(address={"limits": LIMITS}, pacer=pace) as api, contextlib.ExitStack() as opened:
+        headers = {"Authorization": f"Bearer {api.token}"}
         body = {"model": MODEL, "prompt": "x", "max_tokens": 400, "stream": True, "ignore_eos": True}
         streams = []
         for _ in range(MOST):
             client = opened.enter_context(httpx.Client(headers=headers, timeout=2 * ENOUGH_S))
-            stream = opened.enter_context(client.stream("POST", f"{door.url}/v1/completions", json=body))
+            stream = opened.enter_context(client.stream("POST", f"{api.url}/v1/completions", json=body))
             streams.append(stream.iter_lines())
             next(streams[-1])
-        with dial(door) as late:
+        with dial(api) as late:
             assert b"503 Service Unavailable" in until_closed(late)
         for lines in streams:
             assert [line for line in lines if line][-1] == "data: [DONE]"
-        assert health(door) == 200
+        assert health(api) == 200
 
 
-def test_nonsense_is_no_traceback(door, caplog):
+def test_nonsense_is_no_traceback(api, caplog):
     """What is no HTTP is answered with 400 and not written down."""
-    with caplog.at_level(logging.DEBUG, logger="mooncake_lab"), dial(door) as peer:
+    with caplog.at_level(logging.DEBUG, logger="mooncake_lab"), dial(api) as peer:
         peer.sendall(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
         assert b" 400 " in until_closed(peer).splitlines()[0]
     assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
 
 
-def test_two_lengths_are_none(door):
+def test_two_lengths_are_none(api):
     """A request with Content-Length and Transfer-Encoding is refused, whichever path it names."""
     for path in ("/health", "/v1/completions", "/nowhere"):
-        with dial(door) as peer:
+        with dial(api) as peer:
             peer.sendall(
                 f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
                 "0\r\n\r\n".encode()

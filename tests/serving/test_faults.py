@@ -62,11 +62,11 @@ def test_coupled_worker_killed(open_cluster, traced, expected, batching):
     assert any("after coupled-0 failed" in record.reason for record in log if isinstance(record, Placed))
 
 
-def test_sampled_tokens_survive_a_kill(open_door):
+def test_sampled_tokens_survive_a_kill(open_api):
     """A draw depends on seed and position alone: streams cut by a kill go on as they would have."""
     prompts = [[i, 7, 9] * 20 for i in range(12)]
 
-    async def streams(door, kill_after=None):
+    async def streams(api, kill_after=None):
         shown = 0
 
         async def one(client, i):
@@ -82,24 +82,24 @@ def test_sampled_tokens_survive_a_kill(open_door):
                     shown += len(choice.token_ids)
                 if kill_after is not None and shown > kill_after:
                     kill_after = None
-                    os.kill(door.runtime.supervisor.links["decode-0"].ready.pid, signal.SIGKILL)
+                    os.kill(api.runtime.supervisor.links["decode-0"].ready.pid, signal.SIGKILL)
             return tokens
 
-        async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.token, max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=f"{api.url}/v1", api_key=api.token, max_retries=0) as client:
             return await asyncio.gather(*(one(client, i) for i in range(len(prompts))))
 
-    with open_door(decode_nodes=2) as door:
-        undisturbed = asyncio.run(streams(door))
-        placements = metric(door, "mooncake_placements_total")
-        assert asyncio.run(streams(door, kill_after=24)) == undisturbed
-        assert metric(door, "mooncake_placements_total") > placements + len(prompts)  # some a second time
+    with open_api(decode_nodes=2) as api:
+        undisturbed = asyncio.run(streams(api))
+        placements = metric(api, "mooncake_placements_total")
+        assert asyncio.run(streams(api, kill_after=24)) == undisturbed
+        assert metric(api, "mooncake_placements_total") > placements + len(prompts)  # some a second time
     assert all(len(tokens) == 100 for tokens in undisturbed)
     assert len({tuple(tokens) for tokens in undisturbed}) == len(prompts)
 
 
-def metric(door, name):
+def metric(api, name):
     """A counter, as Prometheus is told."""
-    page = httpx.get(f"{door.url}/metrics", headers={"Authorization": f"Bearer {door.token}"}).text
+    page = httpx.get(f"{api.url}/metrics", headers={"Authorization": f"Bearer {api.token}"}).text
     return float(next(line.split()[-1] for line in page.splitlines() if line.startswith(name + " ")))
 
 

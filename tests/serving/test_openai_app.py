@@ -1,4 +1,4 @@
-"""The front door, as the official client sees it."""
+"""The API, as the official client sees it."""
 
 import contextlib
 import json
@@ -24,14 +24,14 @@ MODEL = "random:lab-tiny"
 
 
 @pytest.fixture(scope="module")
-def door(open_door):
-    with open_door() as opened:
+def api(open_api):
+    with open_api() as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def client(door):
-    with door.client() as one:
+def client(api):
+    with api.client() as one:
         yield one
 
 
@@ -78,25 +78,25 @@ def test_chat(client):
     assert parts[-1].choices[0].finish_reason == "length"
 
 
-def ended(door, how):
+def ended(api, how):
     """How many requests ended so, as Prometheus is told."""
-    page = httpx.get(f"{door.url}/metrics", headers={"Authorization": f"Bearer {door.token}"}).text
+    page = httpx.get(f"{api.url}/metrics", headers={"Authorization": f"Bearer {api.token}"}).text
     counts = [line.split()[-1] for line in page.splitlines() if f'requests_ended_total{{how="{how}"}}' in line]
     return float(counts[0]) if counts else 0.0
 
 
-def test_stop_sequence(door, client):
+def test_stop_sequence(api, client):
     """Nothing is shown from a stop sequence on, the reason says so, and the request counts as finished."""
     text = client.completions.create(model=MODEL, prompt="hello", max_tokens=20, temperature=0).choices[0].text
     stop = text[3:5]
-    left = ended(door, "client")
-    finished = ended(door, "finished")
+    left = ended(api, "client")
+    finished = ended(api, "finished")
     made = client.completions.create(model=MODEL, prompt="hello", max_tokens=20, temperature=0, stop=stop)
     assert made.choices[0].text == text[: text.find(stop)]
     assert made.choices[0].finish_reason == "stop"
-    assert ended(door, "client") == left
-    assert ended(door, "finished") == finished + 1
-    assert not door.runtime.streams
+    assert ended(api, "client") == left
+    assert ended(api, "finished") == finished + 1
+    assert not api.runtime.streams
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_bad_requests(client, changes, says):
         client.completions.create(**({"model": MODEL, "prompt": "x", "max_tokens": 2} | changes))
 
 
-def test_a_prompt_and_its_answer_fill_the_model_len(open_door):
+def test_a_prompt_and_its_answer_fill_the_model_len(open_api):
     """The limit is for both together: an answer ends there, and one token more is refused."""
     extra = {"ignore_eos": True, "return_token_ids": True}
-    with open_door(device_tokens=64) as door, door.client() as one:
+    with open_api(device_tokens=64) as api, api.client() as one:
 
         def tokens(prompt_tokens, **limit):
             made = one.completions.create(
@@ -136,32 +136,32 @@ def test_a_prompt_and_its_answer_fill_the_model_len(open_door):
         assert chat.usage.total_tokens == 64
 
 
-def test_strangers(door):
+def test_strangers(api):
     """Without the token nobody gets in, but health is everybody's; an unknown model is not found."""
-    with door.client("wrong") as stranger, pytest.raises(openai.AuthenticationError, match="token"):
+    with api.client("wrong") as stranger, pytest.raises(openai.AuthenticationError, match="token"):
         stranger.models.list()
-    assert httpx.get(f"{door.url}/health").json()["status"] == "ok"
-    with door.client() as friend, pytest.raises(openai.NotFoundError, match="serves"):
+    assert httpx.get(f"{api.url}/health").json()["status"] == "ok"
+    with api.client() as friend, pytest.raises(openai.NotFoundError, match="serves"):
         friend.completions.create(model="gpt-4", prompt="x")
 
 
-def test_disconnect_cancels(door):
+def test_disconnect_cancels(api):
     """When a client goes away in the middle of a stream, its request is withdrawn from the cluster."""
-    with door.client() as one:
+    with api.client() as one:
         stream = one.completions.create(model=MODEL, prompt="hello", max_tokens=4000, stream=True, temperature=0)
         next(iter(stream))
-        assert len(door.runtime.streams) == 1
+        assert len(api.runtime.streams) == 1
         stream.close()
     deadline_s = time.monotonic() + 20
-    while door.runtime.streams and time.monotonic() < deadline_s:
+    while api.runtime.streams and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    assert not door.runtime.streams
-    assert all(not worker.contexts for worker in door.runtime.workers)
+    assert not api.runtime.streams
+    assert all(not worker.contexts for worker in api.runtime.workers)
 
 
-def test_rejection(open_door):
+def test_rejection(open_api):
     """What would miss its SLO is refused with 429 and Retry-After."""
-    with open_door(admission=WithinSLO(), slo=SLO(ttft_s=1e-6)) as door, door.client() as one:
+    with open_api(admission=WithinSLO(), slo=SLO(ttft_s=1e-6)) as api, api.client() as one:
         with pytest.raises(openai.RateLimitError, match="expected TTFT") as raised:
             one.completions.create(model=MODEL, prompt="x")
         assert int(raised.value.response.headers["retry-after"]) >= 1
@@ -177,31 +177,31 @@ class RefuseLate(AdmitAll):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_late_rejection_is_429_too(open_door, stream):
+def test_a_late_rejection_is_429_too(open_api, stream):
     """A request that is refused after its prefill has not begun for its client, streamed or not."""
-    with open_door(admission=RefuseLate()) as door, door.client() as one:
+    with open_api(admission=RefuseLate()) as api, api.client() as one:
         with pytest.raises(openai.RateLimitError, match="refused late") as raised:
             one.completions.create(model=MODEL, prompt="x", stream=stream)
         assert int(raised.value.response.headers["retry-after"]) >= 1
-        assert not door.runtime.streams
+        assert not api.runtime.streams
 
 
-def test_a_disconnect_before_the_first_token_cancels(door):
+def test_a_disconnect_before_the_first_token_cancels(api):
     """A client that goes away while its prompt waits is noticed, streamed or not."""
     for stream in (True, False):
         body = {"model": MODEL, "prompt": [1] * 4000, "max_tokens": 4000, "stream": stream}
-        headers = {"Authorization": f"Bearer {door.token}"}
+        headers = {"Authorization": f"Bearer {api.token}"}
         with pytest.raises(httpx.TimeoutException):
-            httpx.post(f"{door.url}/v1/completions", json=body, headers=headers, timeout=0.01)
+            httpx.post(f"{api.url}/v1/completions", json=body, headers=headers, timeout=0.01)
         deadline_s = time.monotonic() + 20
-        while door.runtime.streams and time.monotonic() < deadline_s:
+        while api.runtime.streams and time.monotonic() < deadline_s:
             time.sleep(0.01)
-        assert not door.runtime.streams
+        assert not api.runtime.streams
 
 
-def test_what_is_too_much_is_refused(open_door):
+def test_what_is_too_much_is_refused(open_api):
     """One request more than allowed is 429 with Retry-After; those under way are not disturbed."""
-    with open_door(max_inflight_requests=1) as door, door.client() as one:
+    with open_api(max_inflight_requests=1) as api, api.client() as one:
         with one.completions.create(
             model=MODEL, prompt="x", max_tokens=3000, stream=True, extra_body=EXTRA
         ) as first:
@@ -212,15 +212,15 @@ def test_what_is_too_much_is_refused(open_door):
             assert int(raised.value.response.headers["retry-after"]) >= 1
             assert next(news).choices[0].token_ids
         deadline_s = time.monotonic() + 20
-        while door.runtime.streams and time.monotonic() < deadline_s:
+        while api.runtime.streams and time.monotonic() < deadline_s:
             time.sleep(0.01)
         assert one.completions.create(model=MODEL, prompt="y", max_tokens=1).usage.completion_tokens == 1
 
 
-def test_memory_is_bounded_by_tokens(open_door, believed):
+def test_memory_is_bounded_by_tokens(open_api, believed):
     """What may come to more KVCache than a few engines full is refused; alone, anything that fits is served."""
     pace = Pacer.of(replace(believed, decode=DecodeLatency(2e-2, 0.0, 0.0)))  # two must still run at the third
-    with open_door(device_tokens=256, most_waiting=2.0, pacer=pace) as door, door.client() as one:
+    with open_api(device_tokens=256, most_waiting=2.0, pacer=pace) as api, api.client() as one:
         asked = {"model": MODEL, "prompt": [1] * 50, "max_tokens": 150, "stream": True, "extra_body": EXTRA}
         with contextlib.ExitStack() as streams:
             for _ in range(2):
@@ -231,36 +231,36 @@ def test_memory_is_bounded_by_tokens(open_door, believed):
                 one.completions.create(**asked | {"stream": False})
 
 
-def test_nobody_is_let_in_after_the_last_call(open_door):
+def test_nobody_is_let_in_after_the_last_call(open_api):
     """A request that comes when all others have been dismissed is 503, not begun and cut off."""
-    with open_door() as closing, closing.client() as one:
+    with open_api() as closing, closing.client() as one:
         closing.runtime.shut()
         with pytest.raises(openai.InternalServerError, match="the cluster is shut down") as raised:
             one.completions.create(model=MODEL, prompt="x")
         assert raised.value.status_code == 503
 
 
-def post(door, body, timeout=30):
+def post(api, body, timeout=30):
     """A completion asked for with these bytes."""
-    headers = {"Authorization": f"Bearer {door.token}", "Content-Type": "application/json"}
-    return httpx.post(f"{door.url}/v1/completions", content=body, headers=headers, timeout=timeout)
+    headers = {"Authorization": f"Bearer {api.token}", "Content-Type": "application/json"}
+    return httpx.post(f"{api.url}/v1/completions", content=body, headers=headers, timeout=timeout)
 
 
-def test_a_body_is_bounded(door, client, monkeypatch):
+def test_a_body_is_bounded(api, client, monkeypatch):
     """One that is too large is 413, too many at once are 429: both in JSON."""
-    answer = post(door, b" " * (MOST_BODY_BYTES + 1))
+    answer = post(api, b" " * (MOST_BODY_BYTES + 1))
     assert (answer.status_code, str(MOST_BODY_BYTES) in answer.json()["error"]["message"]) == (413, True)
 
     monkeypatch.setattr(mooncake_lab.serving.openai_api.app, "MOST_RECEIVED_BYTES", 8)
-    answer = post(door, b'{"model": 1}')
+    answer = post(api, b'{"model": 1}')
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert "12 bytes are being received; allowed are 8" in answer.json()["error"]["message"]
-    assert httpx.get(f"{door.url}/health").status_code == 200  # who watches the server is always let in
+    assert httpx.get(f"{api.url}/health").status_code == 200  # who watches the server is always let in
     monkeypatch.undo()
     assert client.completions.create(model=MODEL, prompt="y", max_tokens=1).usage.completion_tokens == 1
 
 
-def test_a_body_counts_until_it_is_read(open_door, monkeypatch):
+def test_a_body_counts_until_it_is_read(open_api, monkeypatch):
     """Bodies that wait for a thread that reads them count among those that are being received."""
     begun, going = threading.Event(), threading.Event()
     encode = ByteTokenizer.encode
@@ -273,32 +273,32 @@ def test_a_body_counts_until_it_is_read(open_door, monkeypatch):
     monkeypatch.setattr(ByteTokenizer, "encode", wait)
     body = json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 1}).encode()
     monkeypatch.setattr(mooncake_lab.serving.openai_api.app, "MOST_RECEIVED_BYTES", len(body))
-    with open_door() as door, ThreadPoolExecutor(1) as executor:
-        first = executor.submit(post, door, body)
+    with open_api() as api, ThreadPoolExecutor(1) as executor:
+        first = executor.submit(post, api, body)
         assert begun.wait(60)
-        second = post(door, body)
+        second = post(api, body)
         going.set()
         assert second.status_code == 429
         assert f"{2 * len(body)} bytes are being received" in second.json()["error"]["message"]
         assert first.result().status_code == 200
-        assert post(door, body).status_code == 200
+        assert post(api, body).status_code == 200
 
 
-def test_what_does_not_end_in_time_is_told(open_door):
+def test_what_does_not_end_in_time_is_told(open_api):
     """At shutdown a stream may go on for a while; then it ends with an error event, not in the middle."""
-    with open_door() as door:
-        door.server._drain_s = 0.3
-        headers = {"Authorization": f"Bearer {door.token}"}
+    with open_api() as api:
+        api.server._drain_s = 0.3
+        headers = {"Authorization": f"Bearer {api.token}"}
         asked = {"model": MODEL, "prompt": [1], "max_tokens": 8000, "stream": True, "ignore_eos": True}
-        with httpx.stream("POST", f"{door.url}/v1/completions", json=asked, headers=headers, timeout=60) as answer:
+        with httpx.stream("POST", f"{api.url}/v1/completions", json=asked, headers=headers, timeout=60) as answer:
             lines = answer.iter_lines()
             next(lines)
-            door.server.should_exit = True
+            api.server.should_exit = True
             said = [line for line in lines if line]
     assert len(said) > 1
     assert "the cluster is shut down" in said[-1]
-    assert door.endings == [1]  # the operator is told how many are waited for
-    assert not door.runtime.streams
+    assert api.endings == [1]  # the operator is told how many are waited for
+    assert not api.runtime.streams
 
 
 def test_writer_never_shows_part_of_a_stop():

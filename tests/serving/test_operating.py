@@ -22,49 +22,49 @@ MODEL = "a name"
 
 
 @pytest.fixture(scope="module")
-def door(open_door):
-    with open_door(address={"model": MODEL}) as opened:
+def api(open_api):
+    with open_api(address={"model": MODEL}) as opened:
         yield opened
 
 
-def post(door, body, path="completions", scheme="Bearer"):
-    headers = {"Authorization": f"{scheme} {door.token}"}
-    return httpx.post(f"{door.url}/v1/{path}", json={"model": MODEL} | body, headers=headers, timeout=60)
+def post(api, body, path="completions", scheme="Bearer"):
+    headers = {"Authorization": f"{scheme} {api.token}"}
+    return httpx.post(f"{api.url}/v1/{path}", json={"model": MODEL} | body, headers=headers, timeout=60)
 
 
-def metric(door, name):
-    lines = httpx.get(f"{door.url}/metrics").text.splitlines()
+def metric(api, name):
+    lines = httpx.get(f"{api.url}/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
-def test_the_name_of_the_model(door):
+def test_the_name_of_the_model(api):
     """Answers and the list of models have the name that was given; the cluster's own is unknown."""
-    assert post(door, {"prompt": "x", "max_tokens": 1}).json()["model"] == MODEL
-    headers = {"Authorization": f"Bearer {door.token}"}
-    assert httpx.get(f"{door.url}/v1/models", headers=headers).json()["data"][0]["id"] == MODEL
-    assert post(door, {"model": "random:lab-tiny", "prompt": "x"}).status_code == 404
+    assert post(api, {"prompt": "x", "max_tokens": 1}).json()["model"] == MODEL
+    headers = {"Authorization": f"Bearer {api.token}"}
+    assert httpx.get(f"{api.url}/v1/models", headers=headers).json()["data"][0]["id"] == MODEL
+    assert post(api, {"model": "random:lab-tiny", "prompt": "x"}).status_code == 404
 
 
-def test_the_scheme_has_no_case(door):
+def test_the_scheme_has_no_case(api):
     """`bearer` is `Bearer`; another scheme is none."""
     for scheme in ("bearer", "BEARER"):
-        assert post(door, {"prompt": "x", "max_tokens": 1}, scheme=scheme).status_code == 200
-    answer = post(door, {"prompt": "x", "max_tokens": 1}, scheme="Basic")
+        assert post(api, {"prompt": "x", "max_tokens": 1}, scheme=scheme).status_code == 200
+    answer = post(api, {"prompt": "x", "max_tokens": 1}, scheme="Basic")
     assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
 
 
-def test_ipv6_loopback(open_door):
+def test_ipv6_loopback(open_api):
     """At ::1 the URL has brackets, and a client that uses it is served and is on this machine."""
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError as error:
         pytest.skip(f"this machine has no IPv6: {error}")
-    with open_door(address={"model": MODEL, "host": "::1"}) as door:
-        assert re.fullmatch(r"http://\[::1\]:\d+", door.url)
-        assert post(door, {"prompt": "x", "max_tokens": 1}).status_code == 200
-        assert httpx.get(f"{door.url}/metrics").status_code == 200
+    with open_api(address={"model": MODEL, "host": "::1"}) as api:
+        assert re.fullmatch(r"http://\[::1\]:\d+", api.url)
+        assert post(api, {"prompt": "x", "max_tokens": 1}).status_code == 200
+        assert httpx.get(f"{api.url}/metrics").status_code == 200
         far = {"X-Forwarded-For": "10.0.0.1"}
-        assert httpx.get(f"{door.url}/metrics", headers=far).status_code == 401
+        assert httpx.get(f"{api.url}/metrics", headers=far).status_code == 401
 
 
 class Asked:
@@ -86,17 +86,17 @@ def test_who_is_here(host, is_here):
     assert _is_from_here(Asked(host)) == is_here
 
 
-def test_metrics_are_open_to_this_machine_alone(door):
+def test_metrics_are_open_to_this_machine_alone(api):
     """Prometheus on the same machine needs no token; who comes through a proxy from elsewhere does."""
-    assert httpx.get(f"{door.url}/metrics").status_code == 200
+    assert httpx.get(f"{api.url}/metrics").status_code == 200
     far = {"X-Forwarded-For": "10.0.0.1"}
-    assert httpx.get(f"{door.url}/metrics", headers=far).status_code == 401
-    knows = far | {"Authorization": f"Bearer {door.token}"}
-    assert httpx.get(f"{door.url}/metrics", headers=knows).status_code == 200
+    assert httpx.get(f"{api.url}/metrics", headers=far).status_code == 401
+    knows = far | {"Authorization": f"Bearer {api.token}"}
+    assert httpx.get(f"{api.url}/metrics", headers=knows).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_ttft_is_the_clients(door, monkeypatch, stream):
+def test_ttft_is_the_clients(api, monkeypatch, stream):
     """The time to first token includes reading and tokenising: at least what the tokenizer slept."""
     slept_s = 0.3
     encode = ByteTokenizer.encode
@@ -106,9 +106,9 @@ def test_ttft_is_the_clients(door, monkeypatch, stream):
         return encode(self, text)
 
     monkeypatch.setattr(ByteTokenizer, "encode", slow)
-    before = {name: metric(door, name) for name in ("mooncake_ttft_seconds_sum", "mooncake_ttft_seconds_count")}
-    assert post(door, {"prompt": "x", "max_tokens": 2, "stream": stream}).status_code == 200
-    after = {name: metric(door, name) for name in before}
+    before = {name: metric(api, name) for name in ("mooncake_ttft_seconds_sum", "mooncake_ttft_seconds_count")}
+    assert post(api, {"prompt": "x", "max_tokens": 2, "stream": stream}).status_code == 200
+    after = {name: metric(api, name) for name in before}
     assert after["mooncake_ttft_seconds_count"] == before["mooncake_ttft_seconds_count"] + 1
     assert after["mooncake_ttft_seconds_sum"] - before["mooncake_ttft_seconds_sum"] >= slept_s
 
@@ -118,26 +118,26 @@ def cached(usage):
 
 
 @pytest.mark.parametrize("layout", [{}, {"coupled_nodes": 1}])
-def test_cached_tokens(open_door, layout):
+def test_cached_tokens(open_api, layout):
     """A prompt that was served before is reused but for its last block, and the usage says so, streamed or not."""
-    with open_door(address={"model": MODEL}, **layout) as door:
+    with open_api(address={"model": MODEL}, **layout) as api:
         prompt = list(range(100))
         ask = {"prompt": prompt, "max_tokens": 3, "temperature": 0}
-        assert cached(post(door, ask).json()["usage"]) == 0
-        assert cached(post(door, ask).json()["usage"]) == 96
-        assert cached(post(door, ask | {"prompt": prompt[:40] + [7] * 60}).json()["usage"]) == 32
-        text = post(door, ask | {"stream": True, "stream_options": {"include_usage": True}}).text
+        assert cached(post(api, ask).json()["usage"]) == 0
+        assert cached(post(api, ask).json()["usage"]) == 96
+        assert cached(post(api, ask | {"prompt": prompt[:40] + [7] * 60}).json()["usage"]) == 32
+        text = post(api, ask | {"stream": True, "stream_options": {"include_usage": True}}).text
         last = json.loads([line for line in text.splitlines() if line.startswith("data: {")][-1][6:])
         assert cached(last["usage"]) == 96
 
 
-def test_the_log_has_names_and_the_time(open_door, tmp_path):
+def test_the_log_has_names_and_the_time(open_api, tmp_path):
     """The log tells the completion of each request that arrived, and when by the clock on the wall."""
-    with open_door(address={"model": MODEL}) as door:
+    with open_api(address={"model": MODEL}) as api:
         before_s = time.time()
-        made = post(door, {"prompt": ["x", "y"], "max_tokens": 1}).json()
+        made = post(api, {"prompt": ["x", "y"], "max_tokens": 1}).json()
         after_s = time.time()
-    heard = door.log
+    heard = api.log
     arrived = [record for record in heard if isinstance(record, Arrived)]
     assert [record.completion_id for record in arrived] == [made["id"]] * 2
     assert all(before_s <= record.wall_s <= after_s for record in arrived)
@@ -190,21 +190,21 @@ class Slow:
         return self.bytes.stream()
 
 
-def test_tokenising_stops_nobody(open_door, monkeypatch):
+def test_tokenising_stops_nobody(open_api, monkeypatch):
     """While one prompt is tokenised the loop goes on: other requests are served, and workers are heard."""
     slow = Slow()
     monkeypatch.setattr(mooncake_lab.serving.openai_api.server, "tokenizer_of", lambda _: slow)
-    with open_door(address={"model": MODEL}) as door:
+    with open_api(address={"model": MODEL}) as api:
         found = []
         ask = {"messages": [{"role": "user", "content": "slow" + "x" * 4000}], "max_tokens": 2}
-        asking = threading.Thread(target=lambda: found.append(post(door, ask, "chat/completions")))
+        asking = threading.Thread(target=lambda: found.append(post(api, ask, "chat/completions")))
         asking.start()
         assert slow.begun.wait(60)
-        heard_s = {name: link.heard_s for name, link in door.runtime.supervisor.links.items()}
-        made = post(door, {"prompt": "quick", "max_tokens": 20, "ignore_eos": True})
+        heard_s = {name: link.heard_s for name, link in api.runtime.supervisor.links.items()}
+        made = post(api, {"prompt": "quick", "max_tokens": 20, "ignore_eos": True})
         assert made.json()["usage"]["completion_tokens"] == 20
-        assert httpx.get(f"{door.url}/health").json()["status"] == "ok"
-        assert all(link.heard_s > heard_s[name] for name, link in door.runtime.supervisor.links.items())
+        assert httpx.get(f"{api.url}/health").json()["status"] == "ok"
+        assert all(link.heard_s > heard_s[name] for name, link in api.runtime.supervisor.links.items())
         assert found == []
         slow.go_on.set()
         asking.join()

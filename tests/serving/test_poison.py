@@ -98,18 +98,18 @@ def test_workers_get_what_they_can_use(quiet):
 
 
 @pytest.mark.parametrize("layout", [{"prefill_nodes": 1, "decode_nodes": 2}, {"coupled_nodes": 2}])
-def test_a_poisoned_request_and_a_death_under_40_streams(open_door, layout):
+def test_a_poisoned_request_and_a_death_under_40_streams(open_api, layout):
     """Poison is refused, a worker is killed under 40 streams, and every one of them has all its tokens."""
-    with open_door(**layout) as door:
-        headers = {"Authorization": f"Bearer {door.token}"}
+    with open_api(**layout) as api:
+        headers = {"Authorization": f"Bearer {api.token}"}
         body = {"model": MODEL, "prompt": "x", "max_tokens": 8, "top_k": UNSAYABLE}
-        assert httpx.post(f"{door.url}/v1/completions", json=body, headers=headers).status_code == 400
+        assert httpx.post(f"{api.url}/v1/completions", json=body, headers=headers).status_code == 400
 
         async def poison(top_k):
-            stream = door.runtime.submit(np.arange(40, dtype=np.int32), asked(top_k=top_k, temperature=1.0))
+            stream = api.runtime.submit(np.arange(40, dtype=np.int32), asked(top_k=top_k, temperature=1.0))
             return [token async for token in stream]
 
-        loop = door.loop
+        loop = api.loop
 
         def poisoned(top_k):
             with pytest.raises(FailedError):
@@ -126,16 +126,16 @@ def test_a_poisoned_request_and_a_death_under_40_streams(open_door, layout):
             async for part in made:
                 found += part.choices[0].token_ids
                 if number == 0 and len(found) == 5:
-                    loop.call_soon_threadsafe(door.runtime.supervisor.kill, victim)
+                    loop.call_soon_threadsafe(api.runtime.supervisor.kill, victim)
             return found
 
         async def everybody():
-            async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key=door.token, max_retries=0) as client:
+            async with openai.AsyncOpenAI(base_url=f"{api.url}/v1", api_key=api.token, max_retries=0) as client:
                 return await asyncio.wait_for(asyncio.gather(*(stream(client, i) for i in range(40))), 120)
 
-        before = {name: link.ready.pid for name, link in door.runtime.supervisor.links.items()}
+        before = {name: link.ready.pid for name, link in api.runtime.supervisor.links.items()}
         for top_k in (UNSAYABLE, UNUSABLE):
             poisoned(top_k)
-        assert {name: link.ready.pid for name, link in door.runtime.supervisor.links.items()} == before
+        assert {name: link.ready.pid for name, link in api.runtime.supervisor.links.items()} == before
         assert [len(tokens) for tokens in asyncio.run(everybody())] == [60] * 40
-        assert not door.runtime.streams
+        assert not api.runtime.streams

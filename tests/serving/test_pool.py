@@ -207,15 +207,15 @@ class FirstElsewhere(ByParity):
         return dataclasses.replace(placed, request_id=request.id)
 
 
-def test_a_prompt_that_is_cancelled_during_its_fetch_holds_nobody(open_door, reference):
+def test_a_prompt_that_is_cancelled_during_its_fetch_holds_nobody(open_api, reference):
     """Its client leaves while its prefix is awaited from a worker that stalls: the next prompt is computed."""
     prompts = [[1] * 70, [1] * 90, [2] * 70]
     expected = reference(prompts, 5)
     policy = FirstElsewhere()
-    with open_door(prefill_nodes=2, placement=policy, fetch_timeout_s=600.0, heartbeat_timeout_s=600.0) as door:
+    with open_api(prefill_nodes=2, placement=policy, fetch_timeout_s=600.0, heartbeat_timeout_s=600.0) as api:
 
         def answer(prompt, **limits):
-            with door.client() as one:
+            with api.client() as one:
                 made = one.completions.create(
                     model="random:lab-tiny", prompt=prompt, max_tokens=5, temperature=0,
                     extra_body={"ignore_eos": True, "return_token_ids": True}, **limits,
@@ -223,14 +223,14 @@ def test_a_prompt_that_is_cancelled_during_its_fetch_holds_nobody(open_door, ref
             return tuple(made.choices[0].token_ids)
 
         assert answer(prompts[0]) == expected[0]
-        holder = door.runtime.supervisor.links["prefill-0"].ready.pid
+        holder = api.runtime.supervisor.links["prefill-0"].ready.pid
         os.kill(holder, signal.SIGSTOP)
         try:
             with pytest.raises(openai.APITimeoutError):
                 answer(prompts[1], timeout=2.0)
-            assert until(lambda: not door.runtime.streams)
+            assert until(lambda: not api.runtime.streams)
             assert answer(prompts[2]) == expected[2]
-            assert not door.runtime.coordinator.workers["prefill-0"].sending  # as far as the cluster knows
+            assert not api.runtime.coordinator.workers["prefill-0"].sending  # as far as the cluster knows
         finally:
             os.kill(holder, signal.SIGCONT)
         assert answer(prompts[1]) == expected[1]

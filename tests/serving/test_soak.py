@@ -43,7 +43,7 @@ def prompts_of_families(streams):
 
 
 @pytest.mark.parametrize("killed", [None, "prefill-0", "decode-0", "coupled-0", POOL])
-def test_500_streams(open_door, reference, killed):
+def test_500_streams(open_api, reference, killed):
     """Of 500 concurrent streams none fails and none is mixed up, whatever kind of process is killed meanwhile."""
     prompts = prompts_of_families(500)
     expected = reference(prompts, 24)
@@ -53,16 +53,16 @@ def test_500_streams(open_door, reference, killed):
     why = Counter()
     # all clients share this process: on a busy machine one takes longer for its headers than a server waits
     patient = ClientLimits(header_s=600.0, body_s=600.0, idle_s=600.0, stalled_s=600.0)
-    with open_door(**nodes, **pool, address={"limits": patient}) as door:
-        runtime = door.runtime
+    with open_api(**nodes, **pool, address={"limits": patient}) as api:
+        runtime = api.runtime
 
         def strike():
             found["in_flight"] = len(runtime.streams)
             runtime.supervisor.kill(killed)
 
         def wait_and_strike():
-            assert until(lambda: sum(isinstance(record, FirstToken) for record in list(door.log)) >= 20)
-            door.loop.call_soon_threadsafe(strike)
+            assert until(lambda: sum(isinstance(record, FirstToken) for record in list(api.log)) >= 20)
+            api.loop.call_soon_threadsafe(strike)
 
         async def stream(client, prompt):
             tokens = []
@@ -78,7 +78,7 @@ def test_500_streams(open_door, reference, killed):
             return tuple(tokens)
 
         async def everybody():
-            asked = {"base_url": f"{door.url}/v1", "api_key": door.token, "max_retries": 0, "timeout": 600.0}
+            asked = {"base_url": f"{api.url}/v1", "api_key": api.token, "max_retries": 0, "timeout": 600.0}
             async with openai.AsyncOpenAI(**asked) as client:
                 return await asyncio.gather(*(stream(client, prompt) for prompt in prompts))
 
@@ -88,7 +88,7 @@ def test_500_streams(open_door, reference, killed):
         outputs = asyncio.run(everybody())
         striker.join()
         found["seconds"] = round(time.monotonic() - begun_s, 1)
-        log = list(door.log)
+        log = list(api.log)
     placed = sum(isinstance(record, Placed) for record in log)
     found |= {"placed_again": placed - len(prompts), "from_pool": sum(map(comes_from_pool, log))}
     found["wrong"] = sum(tokens != right for tokens, right in zip(outputs, expected, strict=True))

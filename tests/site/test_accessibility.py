@@ -123,7 +123,7 @@ def test_the_first_key_skips_to_the_text(open_page):
 
 
 def test_every_page_says_its_language_and_title(visit):
-    """A screen reader learns which language to speak, and tabs have names; the front door only sends on."""
+    """A screen reader learns which language to speak, and tabs have names; the first page only sends on."""
     if visit.path == FRONT_DOOR:
         visit.page.wait_for_url("**/intro.html")
     assert visit.page.evaluate("document.documentElement.lang") == "en"

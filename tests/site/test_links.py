@@ -77,6 +77,6 @@ def test_twin_banner_is_on_every_page_or_none(site, pages):
         pytest.skip("the book was moved away from the numbers it was made with")
     for path in pages:
         text = path.read_text(encoding="utf-8")
-        if "http-equiv" in text and "Refresh" in text:  # the front door only sends on
+        if "http-equiv" in text and "Refresh" in text:  # the first page only sends on
             continue
         assert ("bd-header-announcement" in text) == bool(provenance.banner), path.name
