@@ -207,6 +207,19 @@ def _brief(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)[:80]
 
 
+def unknown_names(expression: str) -> set[str]:
+    """The names of an expression that neither it nor `HELPERS` defines; none where it is no expression."""
+    try:
+        tree = ast.parse(expression, mode="eval")
+    except SyntaxError:  # `evaluate` says so
+        return set()
+    nodes = list(ast.walk(tree))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    defined = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    defined |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    return {node.id for node in names} - defined - HELPERS.keys()
+
+
 def numbers(expression: str) -> Iterator[float]:
     """The numbers that an expression names, also within its texts; none where it is no expression."""
     try:

@@ -1,7 +1,7 @@
 """Every number and direction that a page states, held against the record; where they differ, no book is rendered.
 
     python -m mooncake_lab.batch.statements book [PAGE ...]      check (part of `make book`)
-    python -m mooncake_lab.batch.statements book --update        write the record's numbers into the sources
+    python -m mooncake_lab.batch.statements book --update [PAGE ...]     write the numbers into the sources
 
 **For authors.** The statements of a page are in `book/statements/PAGE.toml`; PAGE is the stem of a notebook or of
 a page of the book, or README. The page keeps its plain text; the file says where each number comes from:
@@ -51,7 +51,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mooncake_lab.batch.expressions import Records, evaluate, holds, numbers
+from mooncake_lab.batch.expressions import Records, evaluate, holds, numbers, unknown_names
 from mooncake_lab.batch.plan import topic_of
 from mooncake_lab.batch.prose import NUMERAL, Content, Passage, numerals, passages, read_page, rewrite, write_page
 from mooncake_lab.batch.provenance import BOOK_TRACES, read_provenance
@@ -148,6 +148,12 @@ class Page:
         self._said = list(passages(self.content))
         let, statements = read_statements(sidecar) if sidecar.is_file() else ({}, [])
         self._names = records.names(topic_of(path) if path.suffix == ".ipynb" else "")
+        expressions = [
+            *let.values(),
+            *(text for each in statements for text in (*each.values.values(), *each.holds)),
+        ]
+        self.needs_record = any(unknown_names(each) - let.keys() for each in expressions)
+        """Whether anything that it states follows from the record of a run, not from papers and package alone."""
         self._broken: list[str] = []
         for name, expression in let.items():
             try:
@@ -157,13 +163,16 @@ class Page:
         self.checked = [self._check(statement) for statement in statements]
 
     def problems(self, *, compare: bool) -> list[str]:
-        """What is wrong, one message each; `compare` where text and records are of the same run."""
+        """What is wrong, one message each; `compare` where text and records are of the same run.
+
+        Numbers that follow from no record are always compared.
+        """
         found = [
             f"{self.name}: no prose, caption or alternative text has {each.statement.text!r} (any more)"
             for each in self.checked
             if not each.sites
         ]
-        if compare:
+        if compare or not self.needs_record:
             found += self._broken
             for each in self.checked:
                 found += self._differences(each)
@@ -437,15 +446,16 @@ def _act(book: Book, told: argparse.Namespace) -> int:
     if told.require_record and not compare:
         raise ValueError(f"{other_run}; nothing can be compared with it")
     if told.update:
-        if not compare:
-            raise ValueError(f"{other_run}; the sources state the numbers of such a run")
-        for name in told.pages or book.pages():
-            page = book.page(name)
+        pages = [book.page(name) for name in told.pages or book.pages()]
+        need = [page.name for page in pages if page.needs_record]
+        if need and not compare:
+            raise ValueError(f"{other_run}; the sources of {', '.join(need)} state the numbers of such a run")
+        for page in pages:
             rewrite(page.content, lambda passage, page=page: page.say(passage, measured=False))
             if write_page(page.path, page.content):
                 sys.stderr.write(f"{page.path} was changed\n")
     if not compare:
-        sys.stderr.write(f"statements: {other_run}: only their form is checked, not their numbers\n")
+        sys.stderr.write(f"statements: {other_run}: of what follows from it, only the form is checked\n")
     problems = check(book, told.pages, compare=compare)
     sys.stderr.write("".join(f"{problem}\n" for problem in problems))
     if problems:

@@ -1,6 +1,7 @@
 """A number or a direction on a page cannot contradict the record: the check fails and says both sides."""
 
 import json
+import shutil
 
 import pytest
 
@@ -189,7 +190,7 @@ class TestCheck:
         """Another seed, scale or trace says nothing against the text, which is told; cover is still checked."""
         write_record(book / "_generated", [RUNS[0] | {"ttft_s": 1.2}, RUNS[1]], **run)
         assert main([str(book)]) == 0
-        assert "only their form is checked, not their numbers" in capsys.readouterr().err
+        assert "of what follows from it, only the form is checked" in capsys.readouterr().err
         assert main([str(book), "--require-record"]) == 2
         assert "nothing can be compared with it" in capsys.readouterr().err
         say(book, "faster*.", "faster*. It has 42 pages.")
@@ -276,6 +277,26 @@ class TestUpdate:
         write_record(book / "_generated", scale="smoke")
         assert main([str(book), "--update"]) == 2
         assert "is not of scale classroom" in capsys.readouterr().err
+
+    def test_a_page_that_needs_no_record(self, book, capsys):
+        """It is checked and updated without one, where all that it states follows from papers and package."""
+        shutil.rmtree(book / "_generated")
+        page = book / "units.md"
+        page.write_text("A MiB has 1,000,000 bytes, in 2 parts.")
+        statement = (
+            "[let]\nmib = \"code('mooncake_lab.core.MIB')\"\n[[statement]]\n"
+            'text = "A MiB has {n:,} bytes, in {parts} parts"\nn = "mib"\n'
+            'parts = "sum([1 for half in range(2)])"\n'
+        )
+        (book / "statements" / "units.toml").write_text(statement)
+        assert main([str(book), "units"]) == 1
+        assert "the page says 1,000,000, the record gives 1,048,576" in capsys.readouterr().err
+        assert main([str(book), "--update", "units"]) == 0
+        assert page.read_text() == "A MiB has 1,048,576 bytes, in 2 parts."
+        capsys.readouterr()
+        assert main([str(book), "--update"]) == 2
+        assert "the sources of 01_alpha state the numbers of such a run" in capsys.readouterr().err
+        assert page.read_text() == "A MiB has 1,048,576 bytes, in 2 parts."
 
 
 class TestProse:
