@@ -156,9 +156,16 @@ class CachedBlocks:
         return replace(progress, shared_blocks=shared) if shared else progress
 
     def _in_use(self, keys: Sequence[BlockKey], requests: int) -> int:
-        """Memory blocks of those that at least so many running requests use."""
-        pins = self._store.pins.get
-        return sum([pins(key, 0) >= requests for key in keys]) * (self._trace_block // self._block)
+        """Memory blocks of those that at least so many running requests use.
+
+        Who uses a block uses all before it, so that these are the leading ones.
+        """
+        pins, used = self._store.pins, 0
+        for key in keys:
+            if pins.get(key, 0) < requests:
+                break
+            used += 1
+        return used * (self._trace_block // self._block)
 
     def _in_memory_blocks(self, request_id: int) -> int:
         """Memory blocks of what a request shares."""
