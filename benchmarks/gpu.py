@@ -4,7 +4,10 @@
     python benchmarks/gpu.py --shape lab-tiny --device cpu      (a dry run, anywhere)
 
 Sections run in order of importance. One that begins after the budget is spent is written down as skipped, and one
-that fails as failed, with its error; then the exit code is 1 and everything else is still there.
+that fails as failed, with its error; then the exit code is 1 and everything else is still there. The file is
+written after each section and keeps what earlier runs found of other sections, so they can be run one by one:
+
+    python benchmarks/gpu.py --out data/measured/engine_h200.json --section decode
 """  # noqa: INP001  # scripts, not a package
 
 import argparse
@@ -14,13 +17,14 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from gpu_lab import DRY, FULL, Lab
-from gpu_sections import SECTIONS
+from gpu_sections import GOALS, SECTIONS
 
 from mooncake_lab.bench.machine import commit, describe_machine, measure_peaks
 from mooncake_lab.engine.backends import choose_backend
@@ -49,14 +53,20 @@ def make_lab(shape: str, device: str, dtype: str, backend: str = "auto") -> Lab:
     config = config_from_shape(model_shape(shape), max_positions=1024 if dry else 135168)
     weights = random_weights(config, device=place, dtype=kind)
     model = make_model(weights, choose_backend(place, kind, backend))
-    return Lab(weights=weights, model=model, sizes=DRY if dry else FULL, peaks=peaks)
+    return Lab(shape=shape, weights=weights, model=model, sizes=DRY if dry else FULL, peaks=peaks)
 
 
-def measure(lab: Lab, *, budget_s: float, names: list[str] | None = None) -> dict[str, Any]:
-    """Run the sections; what each found, or why it found nothing."""
-    begin = lab.clock()
+def measure(
+    lab: Lab,
+    *,
+    budget_s: float,
+    names: list[str] | None = None,
+    keep: Callable[[dict[str, Any]], object] = lambda _: None,
+) -> dict[str, Any]:
+    """Run the sections; what each found, or why it found nothing. All so far goes to `keep` after each of them."""
+    begin, on_gpu = lab.clock(), lab.device.type == "cuda"
     found: dict[str, Any] = {}
-    for name in names or list(SECTIONS):
+    for name in SECTIONS if names is None else names:
         start = lab.clock()
         if start - begin > budget_s:
             found[name] = {"skipped": f"the budget of {budget_s:.0f} s was spent"}
@@ -65,12 +75,34 @@ def measure(lab: Lab, *, budget_s: float, names: list[str] | None = None) -> dic
         try:
             rows = SECTIONS[name](lab)
             found[name] = {"seconds": lab.clock() - start, "rows": rows}
+            if name in GOALS:
+                found[name]["goal"] = GOALS[name].beside(rows)
+                sys.stderr.write(f"  {found[name]['goal']}\n")
         except Exception as error:  # noqa: BLE001  # written down; what the others found must not be lost
             found[name] = {"failed": f"{type(error).__name__}: {error}"}
+        keep(found)
         gc.collect()  # engines know their schedulers and are known by them: only this gives their KVCache back
-        if lab.device.type == "cuda":
+        if on_gpu:
             torch.cuda.empty_cache()
     return found
+
+
+def _earlier_sections(out: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Sections that a file already has.
+
+    Raises:
+        ValueError: when they were measured on another machine, commit or model.
+    """
+    if not out.exists():
+        return {}
+    earlier = json.loads(out.read_text())
+    for name, value in about.items():
+        same = earlier[name] | {"date": value["date"]} == value if name == "machine" else earlier[name] == value
+        if not same:
+            raise ValueError(
+                f"{out} was measured with {name} {earlier[name]!r}, this is {value!r}; name another file"
+            )
+    return earlier["sections"]
 
 
 def main() -> int:
@@ -86,27 +118,37 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="default: standard output")
     asked = parser.parse_args()
     dtype = asked.dtype or ("bfloat16" if asked.device == "cuda" else "float32")
-    if asked.out:
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-    start = time.perf_counter()
-    lab = make_lab(asked.shape, asked.device, dtype, asked.backend)
-    found: dict[str, Any] = {
-        "machine": asdict(describe_machine(asked.device)),
-        "driver": driver_version(),
+    machine, driver = asdict(describe_machine(asked.device)), driver_version()
+    about = {
+        "machine": machine,
+        "driver": driver,
         "commit": asked.commit or commit(),
         "shape": asked.shape,
         "dtype": dtype,
+    }
+    earlier = _earlier_sections(asked.out, about) if asked.out else {}
+    start = time.perf_counter()
+    lab = make_lab(asked.shape, asked.device, dtype, asked.backend)
+    about |= {
         "backend": lab.model.backend.name,
         "peaks": asdict(lab.peaks),
         "setup_s": time.perf_counter() - start,
-        "sections": measure(lab, budget_s=asked.budget_s, names=asked.section),
     }
-    text = json.dumps(found, indent=1) + "\n"
-    if asked.out:
-        asked.out.write_text(text)
-    else:
-        sys.stdout.write(text)
-    failed = [name for name, section in found["sections"].items() if "failed" in section]
+
+    def write(sections: dict[str, Any]) -> None:
+        both = earlier | {
+            name: each for name, each in sections.items() if name not in earlier or "skipped" not in each
+        }
+        text = json.dumps(about | {"sections": {name: both[name] for name in SECTIONS if name in both}}, indent=1)
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        asked.out.write_text(text + "\n")
+
+    sections = measure(
+        lab, budget_s=asked.budget_s, names=asked.section, keep=write if asked.out else lambda _: None
+    )
+    if not asked.out:
+        sys.stdout.write(json.dumps(about | {"sections": sections}, indent=1) + "\n")
+    failed = [name for name, section in sections.items() if "failed" in section]
     sys.stderr.write(f"failed: {', '.join(failed)}\n" if failed else "all sections done\n")
     return 1 if failed else 0
 

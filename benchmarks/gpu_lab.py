@@ -1,5 +1,6 @@
 """A model, a full KVCache and a stopwatch: what the sections of `gpu.py` measure with."""  # noqa: INP001  # scripts, not a package
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,10 @@ class Sizes:
     layerwise_new_tokens: int
     """Computed behind what is loaded: loading hides behind nothing else."""
     layerwise_block_tokens: int
+    compressed_tokens: int
+    """Length of a prompt whose KVCache is made smaller."""
+    kept_tokens: int
+    """What an eviction leaves of it."""
     peer_batch: int
     peer_prompt: int
     peer_steps: int
@@ -74,6 +79,8 @@ FULL = Sizes(
     layerwise_tokens=(8192, 16384),
     layerwise_new_tokens=4096,
     layerwise_block_tokens=256,
+    compressed_tokens=4096,
+    kept_tokens=512,
     peer_batch=8,
     peer_prompt=512,
     peer_steps=64,
@@ -101,6 +108,8 @@ DRY = Sizes(
     layerwise_tokens=(32, 64),
     layerwise_new_tokens=16,
     layerwise_block_tokens=16,
+    compressed_tokens=96,
+    kept_tokens=32,
     peer_batch=2,
     peer_prompt=8,
     peer_steps=4,
@@ -113,6 +122,8 @@ DRY = Sizes(
 class Lab:
     """What sections share. Mutable: the cache is written, and decode steps are recorded on first use."""
 
+    shape: str
+    """Name of the model's shape."""
     weights: LlamaWeights
     model: LlamaModel
     sizes: Sizes
@@ -138,6 +149,13 @@ class Lab:
         self._blocks = np.random.default_rng(0).permutation(blocks).astype(np.int32)
         if device.type == "cuda" and self.model.backend.name == "cuda":
             self._graphs = DecodeGraphs(self.model, self.cache, blocks_for(longest, 16), capture_cuda)
+
+    def release(self) -> None:
+        """Free weights and KVCache, for workers that have their own; nothing else can be measured afterwards."""
+        del self.weights, self.model, self.cache
+        self._graphs = None
+        gc.collect()
+        torch.cuda.empty_cache()
 
     @property
     def device(self) -> torch.device:

@@ -1,18 +1,23 @@
 """What `gpu.py` measures: one function per section, a `Lab` in, plain values out."""  # noqa: INP001  # scripts, not a package
 
+import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from gpu_lab import Lab, Rows
 from layerwise import measure_layerwise
+from serve import believed
 from speed import HuggingFaceContinuous
 
 from mooncake_lab.batching import VLLM, BatchingPolicy, Sarathi
 from mooncake_lab.bench.peers import HuggingFaceGenerate, hugging_face, our_engine
+from mooncake_lab.cluster import ClusterSpec
+from mooncake_lab.compression import FullCache, KCache, Method, MiniCache, PyramidInfer, Session, SnapKV
+from mooncake_lab.core import Moved
 from mooncake_lab.engine.backends import DenseBackend, choose_backend
 from mooncake_lab.engine.blocks import BlockAllocator
 from mooncake_lab.engine.config import config_from_shape
@@ -23,6 +28,7 @@ from mooncake_lab.engine.packing import Piece, pack
 from mooncake_lab.engine.sequence import GenerationRequest
 from mooncake_lab.engine.weights import assemble, random_weights, state_dict
 from mooncake_lab.perf import model_shape
+from mooncake_lab.serving import LiveCluster, LiveOptions
 from mooncake_lab.store.backends.dram import DramBackend
 
 
@@ -116,6 +122,21 @@ def decode(lab: Lab) -> Rows:
                 {"batch": batch, "context": context, "seconds": seconds, "tokens_per_s": batch / seconds,
                  "bytes": moved, "bytes_per_s": rate, "share_of_copy": rate / lab.peaks.device_memory_bytes_per_s}
             )  # fmt: skip
+    return rows
+
+
+def graphs(lab: Lab) -> Rows:
+    """Decode steps replayed from CUDA graphs, where the backend records them, beside the same steps launched."""
+    rows: Rows = []
+    context = min(lab.sizes.decode_contexts)
+    for size in lab.sizes.decode_batches:
+        batch = lab.batch([(1, context - 1)] * size)
+        launched = lab.median_s(lambda batch=batch: lab.model.forward(batch, lab.cache))
+        recorded = lab.median_s(lambda batch=batch: lab.forward(batch))
+        rows.append(
+            {"batch": size, "context": context, "launched_s": launched, "recorded_s": recorded,
+             "gain": launched / recorded}
+        )  # fmt: skip
     return rows
 
 
@@ -244,6 +265,68 @@ def layerwise(lab: Lab) -> Rows:
     return [{"medium": "dram"} | asdict(time) for time in times]
 
 
+def compressed(lab: Lab) -> Rows:
+    """A prompt whose KVCache each method makes smaller: the prefill with that, a step after it, and the bytes."""
+    tokens, kept = lab.sizes.compressed_tokens, lab.sizes.kept_tokens
+    methods: dict[str, Method] = {
+        "full": FullCache(),
+        "snapkv": SnapKV(capacity=kept),
+        "pyramidinfer": PyramidInfer(),
+        "minicache": MiniCache(),
+        "kcache": KCache(top=kept // 4),
+    }
+    session = Session(lab.model, room_tokens=2 * tokens + 1024)
+    prompt = np.random.default_rng(0).integers(0, lab.model.config.vocabulary, tokens)
+    rows: Rows = []
+    for name, method in methods.items():
+        prefill_s = lab.median_s(lambda method=method: session.start(prompt, method)[0].release(), 2)
+        held, logits = session.start(prompt, method)
+        new = np.array([[int(logits.argmax())]])
+        about = {"device_bytes": held.device_bytes, "host_bytes": held.host_bytes}
+        step_s = lab.median_s(lambda held=held, new=new: session.extend([held], new))
+        held.release()
+        rows.append({"method": name, "prompt": tokens, "prefill_s": prefill_s, "step_s": step_s} | about)
+    return [row | {"step_over_full": row["step_s"] / rows[0]["step_s"]} for row in rows]
+
+
+def processes(lab: Lab) -> Rows:
+    """A prefill and a decode worker, each a process with the model on this device; KVCache goes through the host.
+
+    The lab's own model leaves the device first, so this is the last section.
+    """
+    sizes, device, dtype = lab.sizes, lab.device, str(lab.model.embedding.dtype).removeprefix("torch.")
+    vocabulary, backend = lab.model.config.vocabulary, lab.model.backend.name
+    if device.type == "cuda":
+        lab.release()
+    longest = max(sizes.copy_tokens, sizes.peer_prompt)
+    options = LiveOptions(
+        model=f"random:{lab.shape}", device=str(device), dtype=dtype, backend=backend, spares=0,
+        max_model_len=longest + sizes.peer_steps,
+    )  # fmt: skip
+    draw, rows, moved = np.random.default_rng(0), Rows(), list[Moved]()
+    with LiveCluster(ClusterSpec.small(), options, model=believed(options.model)) as live:
+        live.on_record = lambda record: moved.append(record) if isinstance(record, Moved) else None
+        for requests, tokens in ((sizes.peer_batch, sizes.peer_prompt), (1, sizes.copy_tokens)):
+
+            def serve_s(requests: int = requests, tokens: int = tokens) -> float:
+                prompts = draw.integers(0, vocabulary, (requests, tokens)).astype(np.int32)
+                start = lab.clock()
+                live.generate(list(prompts), max_new_tokens=sizes.peer_steps)
+                return lab.clock() - start
+
+            serve_s()
+            moved.clear()
+            seconds = statistics.median(serve_s() for _ in range(3))
+            sent = [one for one in moved if (one.source, one.destination) == ("prefill-0", "decode-0")]
+            rows.append(
+                {"requests": requests, "prompt": tokens, "outputs": sizes.peer_steps, "seconds": seconds,
+                 "tokens_per_s": requests * (tokens + sizes.peer_steps) / seconds,
+                 "moved_bytes": sum(one.bytes for one in sent) // 3,
+                 "moved_bytes_per_s": statistics.median(one.bytes / (one.at_s - one.start_s) for one in sent)}
+            )  # fmt: skip
+    return rows
+
+
 def memory(lab: Lab) -> Rows:
     """Ten thousand requests through the allocator: every block comes back, and nothing fragments."""
     allocator, rng = BlockAllocator(lab.cache.blocks), np.random.default_rng(0)
@@ -268,6 +351,7 @@ SECTIONS: Final[Mapping[str, Callable[[Lab], Rows]]] = MappingProxyType(
         "correctness": correctness,
         "decode": decode,
         "prefill": prefill,
+        "graphs": graphs,
         "hybrid": hybrid,
         "tiles": tiles,
         "copies": copies,
@@ -276,9 +360,41 @@ SECTIONS: Final[Mapping[str, Callable[[Lab], Rows]]] = MappingProxyType(
         "beside_transformers": beside_transformers,
         "chunks": chunks,
         "pd_sweep": pd_sweep,
+        "compressed": compressed,
+        "processes": processes,
     }
 )
 """In the order of running: what matters most first, should the time run out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What rows of a section should reach."""
+
+    shares: tuple[str, ...]
+    least: float
+    judged: Callable[[dict[str, Any]], bool] = lambda _: True
+    """Which rows."""
+
+    def beside(self, rows: Rows) -> str:
+        """Found and wanted in one line."""
+        found = [row[share] for row in rows for share in self.shares if share in row and self.judged(row)]
+        goal = f"{' and '.join(self.shares)}: the goal is {self.least:.2f}"
+        if not found:
+            return f"{goal}, and no row is large enough to judge"
+        reached = sum(share >= self.least for share in found)
+        return f"{goal}; {min(found):.2f} to {max(found):.2f}, {reached} of {len(found)} reach it"
+
+
+GOALS: Final[Mapping[str, Goal]] = MappingProxyType(
+    {
+        "decode": Goal(("share_of_copy",), 0.75),
+        "prefill": Goal(("share_of_gemm",), 0.65, lambda row: row["tokens"] == 8192),
+        "copies": Goal(("device_to_host_share", "host_to_device_share"), 0.9),
+        "layerwise": Goal(("hidden_share",), 0.9, lambda row: row["moved_tokens"] >= 8192),
+    }
+)
+"""Of this project's roadmap, printed beside what was found."""
 
 
 def prefill_flops(lab: Lab, tokens: int) -> float:

@@ -12,7 +12,7 @@ from engine import SMOKE, measure
 from gpu import main as measure_gpu
 from gpu import make_lab
 from gpu import measure as measure_sections
-from gpu_sections import SECTIONS, prefill_flops
+from gpu_sections import GOALS, SECTIONS, prefill_flops
 from measured import dry_run
 from speed import (
     HuggingFaceContinuous,
@@ -197,6 +197,22 @@ class TestGpuDryRun:
         for row in layerwise:
             assert row["moved_bytes"] == row["moved_tokens"] * CONFIG.kv_bytes_per_token(4)
             assert row["hidden_share"] == pytest.approx(1 - row["layerwise_extra_s"] / row["serialized_extra_s"])
+        assert [row["batch"] for row in found["graphs"]["rows"]] == list(sizes.decode_batches)
+        for row in found["processes"]["rows"]:
+            assert row["moved_bytes"] == row["requests"] * row["prompt"] * CONFIG.kv_bytes_per_token(4)
+        held = {row["method"]: row["device_bytes"] for row in found["compressed"]["rows"]}
+        assert held["full"] == sizes.compressed_tokens * CONFIG.kv_bytes_per_token(4)
+        assert held["snapkv"] == sizes.kept_tokens * CONFIG.kv_bytes_per_token(4)
+        assert max(held["minicache"], held["kcache"]) < held["full"]
+
+    def test_a_goal_stands_beside_what_was_found(self, written):
+        """Rows that are too short for a goal do not count; a dry run has none at 8k tokens."""
+        assert {name for name, found in written["sections"].items() if "goal" in found} == set(GOALS)
+        assert "no row" in written["sections"]["prefill"]["goal"]
+        rows = [{"tokens": 512, "share_of_gemm": 0.1}, {"tokens": 8192, "share_of_gemm": 0.66}]
+        assert GOALS["prefill"].beside(rows) == "share_of_gemm: the goal is 0.65; 0.66 to 0.66, 1 of 1 reach it"
+        rows = [{"device_to_host_share": 0.95, "host_to_device_share": 0.85}]
+        assert GOALS["copies"].beside(rows).endswith("0.85 to 0.95, 1 of 2 reach it")
 
     def test_what_fails_or_comes_too_late_is_written_down(self, monkeypatch):
         """A section that raises is marked failed with its error; one after the budget is skipped."""
@@ -206,10 +222,36 @@ class TestGpuDryRun:
         assert "differs from dense" in failed["correctness"]["failed"]
         assert "budget" in measure_sections(lab, budget_s=-1.0, names=["tiles"])["tiles"]["skipped"]
 
-    def test_one_section_alone(self, monkeypatch, tmp_path):
-        """`--section` measures that one and no other."""
-        out = tmp_path / "tiles.json"
-        asked = ["--shape", "lab-tiny", "--device", "cpu", "--section", "tiles", "--out", str(out)]
-        monkeypatch.setattr(sys, "argv", ["gpu.py", *asked])
-        assert measure_gpu() == 0
-        assert list(json.loads(out.read_text())["sections"]) == ["tiles"]
+    @pytest.fixture
+    def run(self, monkeypatch, tmp_path):
+        """The command with some sections, into one file: its exit code, and what the file then has."""
+
+        def run(*sections, options=()):
+            out = tmp_path / "found.json"
+            named = [word for name in sections for word in ("--section", name)]
+            asked = ["--shape", "lab-tiny", "--device", "cpu", "--backend", "dense", "--out", str(out)]
+            monkeypatch.setattr(sys, "argv", ["gpu.py", *asked, *named, *options])
+            return measure_gpu(), json.loads(out.read_text())["sections"]
+
+        return run
+
+    def test_sections_one_by_one(self, run):
+        """`--section` measures that one and keeps the others of the file; one that is skipped replaces nothing."""
+        code, first = run("tiles")
+        assert (code, list(first)) == (0, ["tiles"])
+        code, both = run("memory")
+        assert (code, list(both), both["tiles"]) == (0, ["tiles", "memory"], first["tiles"])
+        assert run("tiles", "graphs", options=["--budget-s", "-1"])[1]["tiles"] == first["tiles"]
+
+    def test_another_machine_or_model_is_another_file(self, run):
+        """Sections of one file belong to one machine, commit, shape and type."""
+        run("memory", options=["--commit", "one"])
+        with pytest.raises(ValueError, match=r"commit 'one', this is 'two'"):
+            run("tiles", options=["--commit", "two"])
+
+    def test_what_was_found_is_kept_when_a_run_is_cut_short(self, run, monkeypatch, tmp_path):
+        """The file is written after each section."""
+        monkeypatch.setattr("gpu.SECTIONS", SECTIONS | {"chunks": lambda _: sys.exit("cut short")})
+        with pytest.raises(SystemExit, match="cut short"):
+            run("memory", "chunks")
+        assert list(json.loads((tmp_path / "found.json").read_text())["sections"]) == ["memory"]
