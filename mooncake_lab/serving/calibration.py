@@ -32,9 +32,19 @@ _STEPS: Final = 6
 _REPEATS: Final = 3
 _ENOUGH_S: Final = 8.0
 """After so long no further round of prompts begins, so that a large model starts soon."""
+_LEAST_LIMIT_S: Final = 120.0
+_SLOWEST_FLOPS: Final = 5e9
+"""Far below one core: a thread that computes without vector instructions."""
 _TRANSFERS: Final = 10
 """Of each size."""
 _PROBES_BYTES: Final = (2**10, 2**16, 2**20, 2**22)
+
+
+def measuring_limit_s(shape: ModelShape) -> float:
+    """How long a worker may take to time itself; after one slow round of prompts there is no second."""
+    tokens = sum(tokens - reused for tokens, reused in _PROMPTS)
+    tokens += sum(batch * (_STEPS + 2 + batch) for batch, _ in _BATCHES)
+    return _LEAST_LIMIT_S + 2 * shape.parameters * tokens / _SLOWEST_FLOPS
 
 
 def measure_prefill(

@@ -4,13 +4,12 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Iterable, Mapping
-from typing import Final, final
+from typing import final
 
+from mooncake_lab.serving.calibration import measuring_limit_s
 from mooncake_lab.serving.launch import WorkerError
 from mooncake_lab.serving.messages import Measure, Measured, Ping, ResetPrefixCache
 from mooncake_lab.serving.supervisor import Supervisor
-
-_MEASURE_S: Final = 120.0
 
 
 @final
@@ -54,10 +53,11 @@ class Questions:
             port = links[names["decode"]].ready.port if role == "prefill" else None
             self._measured[name] = asyncio.get_running_loop().create_future()
             links[name].send(Measure(port))
+            limit_s = measuring_limit_s(links[name].ready.shape)
             try:
-                found.append(await asyncio.wait_for(self._measured[name], _MEASURE_S))
+                found.append(await asyncio.wait_for(self._measured[name], limit_s))
             except TimeoutError:
-                raise WorkerError(f"{name} did not measure its speed within {_MEASURE_S:g} s") from None
+                raise WorkerError(f"{name} did not measure its speed within {limit_s:g} s") from None
         return found
 
     async def drain(self, order: type[Ping | ResetPrefixCache] = Ping) -> None:

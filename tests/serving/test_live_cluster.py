@@ -7,7 +7,6 @@ from pathlib import Path
 import flat
 import pytest
 
-import mooncake_lab.serving.questions
 from mooncake_lab.batching import Plan, named_policy
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import ADMISSION_POLICIES, KVCacheCentric, Placement, decide
@@ -276,7 +275,8 @@ def test_no_request_id_comes_twice_in_a_run(cluster, traced):
 
 def test_a_measurement_has_a_time_limit(pool, monkeypatch):
     """A worker that takes too long to time itself ends the start with its name, not with an empty message."""
-    monkeypatch.setattr(mooncake_lab.serving.questions, "_MEASURE_S", 1e-3)
+    monkeypatch.setattr("mooncake_lab.serving.calibration._LEAST_LIMIT_S", 1e-3)
+    monkeypatch.setattr("mooncake_lab.serving.calibration._SLOWEST_FLOPS", 1e15)
     with pytest.raises(WorkerError, match="did not measure its speed within"):
         LiveCluster(*flat.live(device="cpu", backend="dense"), pool=pool).__enter__()
 
