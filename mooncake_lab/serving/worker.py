@@ -54,6 +54,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[messages.WorkerMessage | None] = queue.SimpleQueue()
         self._step_began_s: float | None = None
+        self._is_told_to_stop = False
         name = fingerprint(model.config, model.weights_digest, model.embedding.dtype)
         identity = Identity(name=spec.name, token=spec.token, fingerprint=name, timeout_s=spec.peer_timeout_s)
         layout = KVLayout.of(model, name, block_tokens=spec.block_size_tokens)
@@ -119,7 +120,10 @@ class Worker:
             self._step_began_s = None
 
     def _listen(self) -> None:
-        """Queue orders from the cluster until it says stop; when the cluster is gone, the process ends."""
+        """Queue orders from the cluster, and answer its pings, also while what was cached is saved at the end.
+
+        When the cluster is gone before it said stop, the process ends.
+        """
         try:
             orders = self._control.makefile("rb")
             while (body := messages.read_frame(orders)) is not None:
@@ -129,12 +133,12 @@ class Worker:
                     busy_s = 0.0 if began_s is None else time.monotonic() - began_s
                     self._outbox.put(messages.Pong(order.number, busy_s))
                     continue
+                self._is_told_to_stop |= isinstance(order, messages.Shutdown)
                 self._inbox.put(order)
-                if isinstance(order, messages.Shutdown):
-                    return
         except (OSError, msgspec.MsgspecError) as error:
             logging.getLogger(__name__).warning("%s ends: %s", self._context.identity.name, error)
-        os._exit(0)
+        if not self._is_told_to_stop:
+            os._exit(0)
 
     def _speak(self) -> None:
         """Send messages to the cluster, all that wait at once, until a None says that there are no more."""
@@ -143,7 +147,7 @@ class Worker:
             waiting = [self._outbox.get()]
             while not self._outbox.empty():
                 waiting.append(self._outbox.get())
-            is_open = waiting[-1] is not None
+            is_open = None not in waiting
             try:
                 self._control.sendall(messages.pack(message for message in waiting if message is not None))
             except OSError:

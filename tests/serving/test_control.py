@@ -5,12 +5,18 @@ import contextlib
 import logging
 import socket
 import struct
+import sys
+import threading
 
 import flat
 import pytest
+import torch
+from waiting import until
 
+from mooncake_lab.engine import load_model
 from mooncake_lab.net.wire import ProtocolError
 from mooncake_lab.perf import model_shape
+from mooncake_lab.serving.calibration import measuring_limit_s
 from mooncake_lab.serving.launch import WorkerError
 from mooncake_lab.serving.launch.process import _place
 from mooncake_lab.serving.messages import (
@@ -20,12 +26,15 @@ from mooncake_lab.serving.messages import (
     Ping,
     Pong,
     Ready,
+    Shutdown,
     pack,
     read_frame,
     receive_frame,
 )
+from mooncake_lab.serving.roles.prefill import PrefillRole
 from mooncake_lab.serving.spec import worker_spec
 from mooncake_lab.serving.supervisor import Supervisor
+from mooncake_lab.serving.worker import Worker
 
 HEADER = struct.Struct("<4sI")
 
@@ -97,8 +106,11 @@ def test_what_is_too_large_is_not_sent(monkeypatch):
 class Quiet:
     """The process of a worker that a `FakePool` launched."""
 
+    def __init__(self, role):
+        self.role, self.killed = role, False
+
     def kill(self):
-        pass
+        self.killed = True
 
     def wait(self, timeout_s):
         del timeout_s
@@ -113,16 +125,16 @@ class FakePool:
 
     def __init__(self, *messages):
         self.messages = messages
-        self.ends = []
+        self.ends, self.processes = [], []
 
     def launch(self, spec, control):
-        del spec
         end = control.dup()
         end.sendall(b"".join(self.messages))
         if not self.messages:
             end.close()
         self.ends.append(end)
-        return Quiet()
+        self.processes.append(Quiet(spec.role))
+        return self.processes[-1]
 
     def keep_spares(self):
         pass
@@ -130,6 +142,11 @@ class FakePool:
     def close(self):
         for end in self.ends:
             end.close()
+
+    def save(self):
+        """The workers are done: they hang up."""
+        for end in self.ends:
+            end.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture
@@ -206,6 +223,39 @@ def test_nonsense_later_ends_a_worker(fake_pool, caplog):
 
 
 @pytest.mark.parametrize(
+    ("has_ssd", "bytes_per_s", "is_killed"), [(True, 1e5, False), (True, 1e12, True), (False, 1e5, True)]
+)
+def test_what_is_cached_is_saved_at_the_end(
+    fake_pool, monkeypatch, caplog, tmp_path, has_ssd, bytes_per_s, is_killed
+):
+    """A worker with an SSD has as long as its DRAM takes to be written; one that is cut off is logged."""
+    monkeypatch.setattr("mooncake_lab.serving.supervisor._STOP_S", 0.1)
+    monkeypatch.setattr("mooncake_lab.serving.supervisor._SLOWEST_SSD_BYTES_PER_S", bytes_per_s)
+    ssd = {"ssd_dir": str(tmp_path), "ssd_tokens": 4096} if has_ssd else {}
+    cluster, pool = flat.live(device="cpu", cache_tokens=4096, **ssd), fake_pool(pack([ready()]))
+
+    async def running():
+        supervisor = supervised(cluster, pool)
+        await supervisor.start()
+        saved = asyncio.get_running_loop().call_later(0.4, pool.save)
+        await supervisor.close()
+        saved.cancel()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(running())
+    roles = [process.role for process in pool.processes]
+    assert pool.processes[roles.index("prefill")].killed == is_killed
+    assert ("prefill-0 is killed after" in caplog.text) == (is_killed and has_ssd)
+
+
+def test_timing_may_take_longer_the_larger_the_model_is():
+    """One round of prompts and batches fits in, at a sixth of the speed of one core."""
+    large = model_shape("llama3-8b")
+    assert 120 < measuring_limit_s(model_shape("lab-tiny")) < 122
+    assert measuring_limit_s(large) > 4816 * 2 * large.parameters / 5e9
+
+
+@pytest.mark.parametrize(
     ("device", "gpus", "expected"), [("auto", 2, "cuda:1"), ("auto", 1, "cuda:0"), ("cpu", 2, "cpu")]
 )
 def test_workers_take_gpus_in_turn(monkeypatch, device, gpus, expected):
@@ -213,3 +263,27 @@ def test_workers_take_gpus_in_turn(monkeypatch, device, gpus, expected):
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     cluster = flat.live(device=device, prefill_nodes=3, decode_nodes=3)
     assert _place(worker_spec(*cluster, "decode-2", b"t" * 32), {}) == expected
+
+
+def test_a_worker_answers_while_it_saves(monkeypatch):
+    """Told to stop, it still answers pings until what it holds is saved; then it hangs up, and its threads end."""
+    closing = threading.Event()
+    monkeypatch.setattr(PrefillRole, "close", lambda _: closing.wait(20))
+    monkeypatch.setattr("os._exit", lambda _: pytest.fail("the process ended"))
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    model = load_model("random:lab-tiny", device="cpu", positions=256, backend="dense")
+    spec = worker_spec(*flat.live(device="cpu", cache_tokens=256, max_model_len=256), "prefill-0", b"t" * 32)
+    ours, theirs = socket.socketpair()
+    before = threading.active_count()
+    with ours, theirs, ours.makefile("rb") as stream:
+        running = threading.Thread(target=Worker(theirs, spec, model).run)
+        running.start()
+        assert isinstance(WORKER_MESSAGES.decode(read_frame(stream)), Ready)
+        ours.sendall(pack([Shutdown()]))
+        ours.sendall(pack([Ping(5)]))
+        assert WORKER_MESSAGES.decode(read_frame(stream)) == Pong(5, 0.0)
+        closing.set()
+        assert read_frame(stream) is None
+        running.join(20)
+    assert until(lambda: threading.active_count() == before, 5)
