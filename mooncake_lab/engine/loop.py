@@ -183,16 +183,21 @@ class Engine:
         Raises:
             RuntimeError: when the policy plans nothing although requests wait or run.
         """
-        done, self._ended = self._ended + self._cancel(), []
+        self._ended += self._cancel()
         self.last_plan = Plan()
-        if not self.requests:
-            return done
+        if self.requests:
+            self._iterate()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _iterate(self) -> None:
+        """Plan, compute and apply one iteration; what ended stays for the next step where this one raises."""
         start_s = self._clock()
         plan = self.instance.plan()
         if plan.is_empty:
             ids = list(self.requests)[:8]
             raise RuntimeError(f"{self.instance.policy} does nothing while requests {ids} wait or run")
-        done += [self._end(refusal.request_id, "rejected", refusal.reason) for refusal in plan.rejected]
+        self._ended += [self._end(refusal.request_id, "rejected", refusal.reason) for refusal in plan.rejected]
         for request_id in (*plan.preempted, *plan.swapped):
             self.requests[request_id].preemptions += 1
         work = [(self.requests[segment.request_id], segment) for segment in plan.segments]
@@ -202,8 +207,7 @@ class Engine:
             self.instance.apply(plan, steps=0)  # nothing was computed, and the next iteration is planned again
             if isinstance(error, PrefixLostError):
                 self._shorten(work)
-                return done
-            self._ended += done
+                return
             raise
         self.instance.apply(plan)
         self.last_plan = plan
@@ -212,13 +216,8 @@ class Engine:
             finished = tuple(output.request_id for output in ended)
             self.log.append(Iteration.of(self.instance, self._steps, plan, finished, start_s, self._clock()))
         self._steps += 1
-        done += ended
-        try:
-            _stream(work)  # last, so that a client's callback finds the engine in a consistent state
-        except BaseException:
-            self._ended += done
-            raise
-        return done
+        self._ended += ended
+        _stream(work)  # last, so that a client's callback finds the engine in a consistent state
 
     def run(self) -> list[Output]:
         """Step until no request waits or runs; returns all outputs in order of request id."""

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mooncake_lab.batching import Orca, Plan, gantt
+from mooncake_lab.batching import Orca, Plan, PrefillOnly, gantt
 from mooncake_lab.engine import (
     CoupledEngine,
     DecodeEngine,
@@ -201,6 +201,28 @@ def test_a_callback_that_raises_loses_no_output(model):
         engine.run()
     assert len(told) == 1
     assert len(engine.run()) == 2
+
+
+def test_a_policy_that_raises_loses_no_output(model):
+    """What ended before its error, here by a cancellation, is returned by the next step that succeeds."""
+
+    class Fails:
+        fails = True
+
+        def plan(self, waiting, running, limits):
+            if self.fails:
+                raise LookupError("a policy's own")
+            return PrefillOnly().plan(waiting, running, limits)
+
+    policy = Fails()
+    engine = Engine(model, policy, ROOM)
+    cancelled, other = (engine.submit(GenerationRequest(prompt=[token], max_new_tokens=1)) for token in (1, 2))
+    engine.cancel(cancelled)
+    for _ in range(2):
+        with pytest.raises(LookupError, match="a policy's own"):
+            engine.step()
+    policy.fails = False
+    assert {one.request_id: one.finish_reason for one in engine.run()} == {cancelled: "cancelled", other: "length"}
 
 
 @pytest.mark.parametrize("ends", [True, False])
