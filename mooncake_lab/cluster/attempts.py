@@ -266,8 +266,10 @@ class Attempts:
 
     def fetch_started(self, event: events.FetchStarted) -> None:
         """A prefill worker fetches blocks of a shared store from the worker on which they lie."""
-        if self._workers.is_up(event.source):
-            source = self._workers[event.source]
+        worker, source = self._workers.get(event.worker), self._workers.get(event.source)
+        if worker is None or source is None or not source.up:
+            return
+        if worker.fetch_from(event.attempt, source.name):
             (source.reading if event.from_ssd else source.sending)[event.attempt] = event.worker
 
     def place_again(self, state: RequestState, reason: str, now_s: float, suspects: Sequence[str] = ()) -> None:

@@ -24,6 +24,8 @@ class _Prompt:
     started: bool = False
     tier_read: bool = False
     pool_read: bool = False
+    fetched_from: tuple[str, ...] = ()
+    """Workers on which blocks of a shared store lay that it needs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -145,6 +147,14 @@ class WorkerState:
         if prompt is None or prompt.tier_read:
             return False
         prompt.tier_read = True
+        return True
+
+    def fetch_from(self, attempt: Attempt, source: str) -> bool:
+        """It has begun to fetch blocks of a shared store for a prompt; false where that is no news."""
+        prompt = self.prompts.get(attempt)
+        if prompt is None or source in prompt.fetched_from:
+            return False
+        prompt.fetched_from += (source,)
         return True
 
     def read_pool(self, attempt: Attempt) -> bool:

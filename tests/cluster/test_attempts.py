@@ -102,6 +102,10 @@ def test_a_fetch_from_a_shared_store_loads_the_network_while_it_is_sent(from_ssd
     assert outgoing_flows() == [0, 1]
     run.tell(e.PrefixFetched, **fetch, start_s=run.now, bytes=9)
     assert outgoing_flows() == [0, 0]
+    run.tell(e.FetchStarted, **fetch, from_ssd=from_ssd)
+    assert outgoing_flows() == [0, 0], "it was reported before"
+    run.tell(e.FetchStarted, attempt=A, worker="prefill-0", source="prefill-0")
+    assert outgoing_flows() == [1, 0], "but not from there"
 
 
 def test_a_token_shown_at_prefill_is_not_put_into_the_prompt_before_decode():
