@@ -27,13 +27,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import torch
-from speed import ROOT, HuggingFaceContinuous, kernel_readers, provenance, rates_of, refresh, with_floors, work_of
+from speed import ROOT, HuggingFaceContinuous, provenance, rates_of, refresh, with_floors, work_of
 
 from mooncake_lab.bench.engine import Bench, Case, decode_case, mixed_case, prefill_case
 from mooncake_lab.bench.machine import measure_peaks
 from mooncake_lab.bench.measuring import computing_threads
 from mooncake_lab.bench.peers import Decoding, Tokens, hugging_face
-from mooncake_lab.core import MIB
 from mooncake_lab.engine.loading import DTYPES
 from mooncake_lab.engine.reference import Clock
 from mooncake_lab.engine.weights import random_weights
@@ -200,7 +199,11 @@ def measure(wanted: Sequence[Setting], external: Mapping[str, Path], budget_s: f
             weights = random_weights(bench.config, device=torch.device("cpu"), dtype=DTYPES[setting.dtype])
             hugging_face(weights).float().save_pretrained(directory)
             for name, python in external.items():
-                peer = stack.enter_context(peer_process(python, SCRIPTS[name], directory, setting.dtype))
+                try:
+                    peer = stack.enter_context(peer_process(python, SCRIPTS[name], directory, setting.dtype))
+                except RuntimeError as error:  # OpenVINO has no bfloat16 cache on processors without AVX-512
+                    skipped.append(f"{setting.model} {setting.dtype}: {name} does not start: {error}")
+                    continue
                 bench.peers[name], versions[name] = peer, peer.version
             rows += _rows(setting, bench, end_s, skipped)
     about = {**provenance(), "clock": "wall", "transformers": version("transformers"), "peers": versions}
@@ -210,11 +213,7 @@ def measure(wanted: Sequence[Setting], external: Mapping[str, Path], budget_s: f
 def _rows(setting: Setting, bench: Bench, end_s: float, skipped: list[str]) -> Iterator[dict[str, Any]]:
     size = DTYPES[setting.dtype].itemsize
     dry = bench.config.width < 256
-    peaks = (
-        measure_peaks(side=256, copy_bytes=1 << 22, repeats=2)
-        if dry
-        else measure_peaks(also=list(kernel_readers(64 * MIB)))
-    )
+    peaks = measure_peaks(side=256, copy_bytes=1 << 22, repeats=2) if dry else measure_peaks()
     about = {"model": setting.model, "dtype": setting.dtype, "threads": torch.get_num_threads()}
     for case, rounds in setting.cases:
         if time.monotonic() > end_s:

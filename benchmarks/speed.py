@@ -11,20 +11,17 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
-import numpy as np
 import torch
 
 from mooncake_lab.bench.engine import Case
 from mooncake_lab.bench.machine import commit, describe_machine
-from mooncake_lab.bench.peaks import PeakCandidate
 from mooncake_lab.bench.peers import Decoding, Tokens, checked_seconds
 from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.reference import Clock
@@ -54,23 +51,6 @@ def provenance(device: str = "cpu") -> dict[str, Any]:
         "commit": commit(),
         "load_average": list(os.getloadavg()),
     }
-
-
-def kernel_readers(size_bytes: int) -> Iterator[PeakCandidate]:
-    """Our compiled linear operator, which reads weights of `size_bytes`; the first call compiles."""
-    for dtype in (torch.float32, torch.bfloat16):
-        weight = torch.zeros((size_bytes // dtype.itemsize // 1024, 1024)).to(dtype)
-        for rows in (1, 4):
-            name = f"{str(dtype).removeprefix('torch.')} kernel of {rows}"
-            yield PeakCandidate(name=name, amount=float(weight.nbytes), work=_kernel(weight, rows))
-
-
-def _kernel(weight: torch.Tensor, rows: int) -> Callable[[], object]:
-    from mooncake_lab.engine.backends.cpu_step import PLAIN, linear, view
-
-    inputs = np.zeros((rows, weight.shape[1]), np.float32)
-    out = np.zeros((rows, weight.shape[0]), np.float32)
-    return partial(linear, inputs, view(weight), PLAIN, out)
 
 
 @dataclass(frozen=True, slots=True)

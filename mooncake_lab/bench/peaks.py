@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from mooncake_lab.engine.backends.linear import cpu_linear, multiplies_bfloat16
+from mooncake_lab.engine.backends.onednn import multiplies_bfloat16
 from mooncake_lab.engine.reference import Clock
 
 
@@ -64,7 +64,9 @@ def products(dtype: torch.dtype, side: int, device: str = "cpu") -> Iterator[Pea
             works["product"] = partial(torch.mm, left, weight.T.contiguous())
             works["linear"] = partial(torch.nn.functional.linear, left, weight)
         if device == "cpu":
-            works["packed"] = partial(cpu_linear(weight), left)
+            from mooncake_lab.engine.backends.cpu_linear import cpu_linears  # numba: GPU machines may lack it
+
+            works["packed"] = partial(cpu_linears([weight])[0], left)
         for name, work in works.items():
             yield PeakCandidate(name=f"{short} {name} {shape}", amount=flops, work=work)
 
@@ -86,10 +88,12 @@ def streams(size_bytes: int, device: str = "cpu") -> Iterator[PeakCandidate]:
 
 def _few_rows(dtype: torch.dtype, size_bytes: int) -> Iterator[PeakCandidate]:
     """Products of 1 to 32 rows with weights of `size_bytes`, which read the weights once."""
+    from mooncake_lab.engine.backends.cpu_linear import cpu_linears  # likewise
+
     width = 1024 if size_bytes >= 1 << 22 else 16
     weight = torch.zeros((size_bytes // dtype.itemsize // width, width)).to(dtype)
     moved, short = float(weight.nbytes), str(dtype).removeprefix("torch.")
-    packed = cpu_linear(weight)
+    (packed,) = cpu_linears([weight])
     for rows in (1, 4, 32):
         inputs = torch.zeros((rows, width), dtype=dtype)
         yield PeakCandidate(name=f"{short} linear of {rows}", amount=moved, work=partial(packed, inputs))

@@ -172,9 +172,9 @@ class RoutedBackend:
         """Delegates to the inner backend."""
         return self.inner.name
 
-    def linear(self, weight: torch.Tensor) -> Linear:
+    def linears(self, weights: Sequence[torch.Tensor]) -> Sequence[Linear]:
         """Delegates to the inner backend."""
-        return self.inner.linear(weight)
+        return self.inner.linears(weights)
 
     def add_norm(
         self, hidden: torch.Tensor, update: torch.Tensor | None, weight: torch.Tensor, epsilon: float

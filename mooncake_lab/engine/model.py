@@ -1,7 +1,7 @@
 """The Llama forward pass over packed tokens. It knows tokens and blocks, and nothing of requests or policies."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own spelling
@@ -11,14 +11,14 @@ from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.kvcache import KVCache
 from mooncake_lab.engine.packing import PackedBatch
 from mooncake_lab.engine.rope import Rope, make_rope
-from mooncake_lab.engine.weights import LayerWeights, LlamaWeights
+from mooncake_lab.engine.weights import LlamaWeights
 
 LayerHook = Callable[[int], None]
 """Called with a layer's index once its keys and values are in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class LayerOperators:
     """One layer's operators."""
 
     attention_norm: torch.Tensor
@@ -36,7 +36,7 @@ class LlamaModel:
     config: LlamaConfig
     backend: Backend
     embedding: torch.Tensor
-    layers: tuple[_Layer, ...]
+    layers: tuple[LayerOperators, ...]
     norm: torch.Tensor
     head: Linear
     rope: Rope
@@ -45,11 +45,14 @@ class LlamaModel:
     step: WholeStep | None = None
     """A faster way for the batches that fit it."""
 
-    @torch.inference_mode()
     def forward(self, batch: PackedBatch, cache: KVCache, on_layer: LayerHook | None = None) -> torch.Tensor:
         """Logits of the wanted rows, (rows, vocabulary); keys and values of all new tokens go into the cache."""
         if self.step is not None and on_layer is None and self.step.fits(batch):
             return self.step.forward(batch, cache)
+        return self._layer_by_layer(batch, cache, on_layer)
+
+    @torch.inference_mode()
+    def _layer_by_layer(self, batch: PackedBatch, cache: KVCache, on_layer: LayerHook | None) -> torch.Tensor:
         ops, epsilon = self.backend, self.config.norm_epsilon
         hidden, update = F.embedding(batch.tokens, self.embedding), None
         for index, (layer, stored) in enumerate(zip(self.layers, cache.layers, strict=True)):
@@ -67,27 +70,23 @@ class LlamaModel:
 
 def make_model(weights: LlamaWeights, backend: Backend, *, positions: int | None = None) -> LlamaModel:
     """Prepare weights for a backend; `positions` bounds the rotary table where the model's window is long."""
-    config, device = weights.config, weights.embedding.device
-
-    def layer(source: LayerWeights) -> _Layer:
-        return _Layer(
-            source.attention_norm,
-            backend.linear(source.qkv),
-            backend.linear(source.output),
-            source.ffn_norm,
-            backend.linear(source.gate_up),
-            backend.linear(source.down),
-        )
-
+    config, device, layers = weights.config, weights.embedding.device, weights.layers
+    qkv = backend.linears([layer.qkv for layer in layers])
+    output = backend.linears([layer.output for layer in layers])
+    gate_up = backend.linears([layer.gate_up for layer in layers])
+    down = backend.linears([layer.down for layer in layers])
     rope = make_rope(config, min(config.max_positions, positions or config.max_positions), device)
-    return LlamaModel(
+    model = LlamaModel(
         config=config,
         backend=backend,
         embedding=weights.embedding,
-        layers=tuple(layer(source) for source in weights.layers),
+        layers=tuple(
+            LayerOperators(layer.attention_norm, qkv[i], output[i], layer.ffn_norm, gate_up[i], down[i])
+            for i, layer in enumerate(layers)
+        ),
         norm=weights.norm,
-        head=backend.linear(weights.head),
+        head=backend.linears([weights.head])[0],
         rope=rope,
         weights_digest=weights.digest(),
-        step=backend.whole_step(weights, rope),
     )
+    return replace(model, step=backend.whole_step(model))

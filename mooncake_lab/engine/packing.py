@@ -73,29 +73,35 @@ class PackedBatch:
 
 def pack(pieces: Sequence[Piece], block_size_tokens: int, device: torch.device) -> PackedBatch:
     """Pack the pieces of an iteration; `logit_rows` keeps the order they were given in."""
-    order = sorted(range(len(pieces)), key=lambda i: len(pieces[i].tokens) > 1)
-    counts = np.array([len(pieces[i].tokens) for i in order], dtype=np.int64)
-    cached = np.array([pieces[i].cached for i in order], dtype=np.int64)
-    starts = np.concatenate(([0], np.cumsum(counts)))
-    rows = np.repeat(np.arange(len(order)), counts)
-    positions = np.arange(starts[-1]) - starts[rows] + cached[rows]
-    tables = _tables([pieces[i].blocks for i in order], cached + counts, block_size_tokens)
-    slots = tables[rows, positions // block_size_tokens].astype(np.int64) * block_size_tokens
-    last_row = {piece: int(starts[place + 1]) - 1 for place, piece in enumerate(order)}
-    singles = int((counts == 1).sum())
+    counts = [len(piece.tokens) for piece in pieces]
+    order = sorted(range(len(pieces)), key=lambda i: counts[i] > 1)
+    singles = counts.count(1)
+    packed = [pieces[i] for i in order]
+    cached = np.array([piece.cached for piece in packed], dtype=np.int64)
+    new = np.array([counts[i] for i in order], dtype=np.int64)
+    if singles == len(pieces):
+        starts, rows, positions = range(singles), np.arange(singles), cached
+    else:
+        starts = (np.cumsum(new) - new).tolist()
+        rows = np.repeat(np.arange(len(packed)), new)
+        positions = np.arange(len(rows)) + np.repeat(cached - starts, new)
+    lengths = cached + new
+    tables = _tables(packed, lengths.tolist(), block_size_tokens)
+    blocks, offsets = np.divmod(positions, block_size_tokens)
+    last_row = {piece: start + counts[piece] - 1 for piece, start in zip(order, starts, strict=True)}
     return PackedBatch(
-        tokens=_on(np.concatenate([pieces[i].tokens for i in order]), device),
+        tokens=_on(np.concatenate([piece.tokens for piece in packed]), device),
         positions=_on(positions, device),
-        slots=_on(slots + positions % block_size_tokens, device),
+        slots=_on(tables[rows, blocks].astype(np.int64) * block_size_tokens + offsets, device),
         tables=_on(tables, device),
-        lengths=_on((cached + counts).astype(np.int32), device),
+        lengths=_on(lengths.astype(np.int32), device),
         singles=singles,
         spans=tuple(
-            Span(place, int(starts[place]), int(counts[place]), int(cached[place]))
-            for place in range(singles, len(order))
+            Span(place, starts[place], counts[order[place]], packed[place].cached)
+            for place in range(singles, len(packed))
         ),
         logit_rows=_on(np.array([last_row[i] for i, p in enumerate(pieces) if p.emits], dtype=np.int64), device),
-        context=_context(tables[singles:], cached[singles:], counts[singles:], block_size_tokens, device),
+        context=_context(tables[singles:], cached[singles:], new[singles:], block_size_tokens, device),
     )
 
 
@@ -123,14 +129,12 @@ def _context(
     )
 
 
-def _tables(
-    blocks: Sequence[npt.NDArray[np.int32]], lengths: npt.NDArray[np.int64], block_size_tokens: int
-) -> npt.NDArray[np.int32]:
+def _tables(pieces: Sequence[Piece], lengths: Sequence[int], block_size_tokens: int) -> npt.NDArray[np.int32]:
     """Block tables of one width, padded with zeros."""
-    widths = [blocks_for(int(length), block_size_tokens) for length in lengths]
-    tables = np.zeros((len(blocks), max(widths)), dtype=np.int32)
-    for row, (ids, width) in enumerate(zip(blocks, widths, strict=True)):
-        tables[row, :width] = ids[:width]
+    widths = [blocks_for(length, block_size_tokens) for length in lengths]
+    tables = np.zeros((len(pieces), max(widths)), dtype=np.int32)
+    for row, (piece, width) in enumerate(zip(pieces, widths, strict=True)):
+        tables[row, :width] = piece.blocks[:width]
     return tables
 
 

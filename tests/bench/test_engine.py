@@ -142,6 +142,12 @@ class TestSpeedTable:
         assert left["rows"] == []
         assert left["skipped"] == [f"lab-tiny float32: {case.name}" for case, _ in SMOKE[0].cases]
 
+    def test_a_peer_that_does_not_start_is_named(self):
+        """The others are measured, and the file says which peer was left out."""
+        found = measure(SMOKE, {"OpenVINO": Path("/bin/false")}, budget_s=1e9)
+        assert found["skipped"] == ["lab-tiny float32: OpenVINO does not start: the peer ended with status 1"]
+        assert {row["peer"] for row in found["rows"]} == {"hf", "hf-continuous"}
+
     @pytest.mark.parametrize(("mark", "name"), [("speed", "cpu_engine.json"), ("peers", "cpu_engine_peers.json")])
     def test_the_page_of_the_benchmarks_shows_the_kept_measurements(self, mark, name):
         """The table between the marks is the one that the kept JSON gives, and no row lies below its floor."""

@@ -7,14 +7,13 @@ import pytest
 import torch
 from gpu import driver_version
 from measured import small_peaks
-from speed import kernel_readers
 from stages import main
 
 from mooncake_lab.bench.machine import describe_machine, measure_peaks
 from mooncake_lab.bench.measuring import computing_threads
 from mooncake_lab.bench.peaks import PeakCandidate, peak_of, products, streams
 from mooncake_lab.bench.stages import StagePlan, measure_stages, read_measurement
-from mooncake_lab.engine.backends.linear import multiplies_bfloat16
+from mooncake_lab.engine.backends.onednn import multiplies_bfloat16
 from mooncake_lab.perf import model_shape
 
 TINY = model_shape("lab-tiny")
@@ -113,10 +112,9 @@ def test_packed_weights_and_our_kernels_are_candidates():
     assert {name.split()[1] for name in names if name.startswith("float32")} == {"product", "linear", "packed"}
     others = {"product", "linear"} if multiplies_bfloat16() else set()  # without instructions they take minutes
     assert {name.split()[1] for name in names if name.startswith("bfloat16")} == {"packed"} | others
-    readers = [*streams(1 << 16), *kernel_readers(1 << 16)]
-    assert {each.name.split(" of ")[0] for each in readers if "kernel" in each.name} == {
-        "float32 kernel",
-        "bfloat16 kernel",
+    readers = [*streams(1 << 16)]
+    assert {each.name for each in readers if " linear of " in each.name} == {
+        f"{dtype} linear of {rows}" for dtype in ("float32", "bfloat16") for rows in (1, 4, 32)
     }
     for each in readers:
         each.work()

@@ -3,13 +3,15 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+import torch.nn.functional as F  # noqa: N812  # torch's own spelling
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.engine.backends import DenseBackend, choose_backend, plain_linear, prepacked_linear
-from mooncake_lab.engine.backends import linear as linears
+from mooncake_lab.engine.backends import DenseBackend, choose_backend
+from mooncake_lab.engine.backends.onednn import bfloat16_linear
 from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.kvcache import KVCache
 from mooncake_lab.engine.packing import Piece, pack
@@ -104,7 +106,7 @@ class TestCpuBackend:
         inputs = (torch.randn(tokens, 8, generator=generator) * 10).to(dtype)
         up, down = (torch.randn(shape, generator=generator).to(dtype) for shape in ((24, 8), (8, 12)))
         found, expected = (
-            ops.feed_forward(inputs, plain_linear(up), plain_linear(down)) for ops in (fast(dtype), DenseBackend())
+            ops.feed_forward(inputs, *DenseBackend().linears([up, down])) for ops in (fast(dtype), DenseBackend())
         )
         assert torch.allclose(found, expected, atol=2e-3, rtol=TOLERANCE[dtype])
 
@@ -123,17 +125,65 @@ print(torch.get_num_threads())
 
 
 class TestLinear:
-    @pytest.mark.skipif(not linears.prepacked_linear_available(torch.float32), reason="no oneDNN in this torch")
     @quick
-    @given(st.integers(1, 70), st.integers(1, 65), st.integers(1, 40), DTYPES, st.integers(0, 99))
-    def test_prepacked_is_plain(self, tokens, inputs, outputs, dtype, seed):
-        """The reordered weight computes what the plain one does, in each type that the processor reorders."""
-        assume(linears.prepacked_linear_available(dtype))
+    @given(st.integers(0, 300), st.integers(1, 65), st.integers(1, 40), DTYPES, st.integers(0, 99))
+    def test_panels_are_the_plain_product(self, tokens, inputs, outputs, dtype, seed):
+        """Weights in panels compute what the plain ones do, for any shape and for no token, layer by layer."""
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(tokens, inputs, generator=generator).to(dtype)
-        weight = torch.randn(outputs, inputs, generator=generator).div(inputs**0.5).to(dtype)
-        found, expected = prepacked_linear(weight)(x), plain_linear(weight)(x)
-        assert torch.allclose(found, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        weights = [torch.randn(outputs, inputs, generator=generator).div(inputs**0.5).to(dtype) for _ in range(2)]
+        for weight, linear in zip(weights, fast(dtype).linears(weights), strict=True):
+            assert linear(x).dtype == dtype
+            assert torch.allclose(linear(x), F.linear(x, weight), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+    @quick
+    @given(st.integers(1, 150), st.integers(0, 149), st.integers(0, 99))
+    def test_a_token_is_computed_alike_in_any_company(self, tokens, row, seed):
+        """The outputs of a token have the same bits alone and among others."""
+        generator = torch.Generator().manual_seed(seed)
+        x, weight = torch.randn(tokens, 50, generator=generator), torch.randn(33, 50, generator=generator)
+        (linear,) = fast(torch.float32).linears([weight])
+        row %= tokens
+        assert torch.equal(linear(x)[row], linear(x[row : row + 1])[0])
+
+    def test_bfloat16_is_rounded_once(self):
+        """Sums are float32 and rounded at their end: as near to the exact product as bfloat16 can be."""
+        draw = torch.Generator().manual_seed(0)
+        weight = torch.randn(24, 40, generator=draw).bfloat16()
+        (linear,) = fast(torch.bfloat16).linears([weight])
+        for rows in (1, 3, 17):
+            inputs = torch.randn(rows, 40, generator=draw).bfloat16()
+            exact = inputs.double() @ weight.double().T
+            assert (linear(inputs).double() - exact).abs().max() <= exact.abs().max() * 2**-8
+
+    @quick
+    @given(st.integers(1, 40), st.integers(1, 65), st.integers(1, 40), st.integers(0, 99))
+    def test_onednn_is_the_plain_product(self, tokens, inputs, outputs, seed):
+        """What processors with bfloat16 instructions use for many tokens."""
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(tokens, inputs, generator=generator).bfloat16()
+        weight = torch.randn(outputs, inputs, generator=generator).div(inputs**0.5).bfloat16()
+        assert torch.allclose(bfloat16_linear(weight)(x), F.linear(x, weight), atol=3e-2, rtol=3e-2)
+
+
+class TestLongContexts:
+    @pytest.mark.parametrize(("new", "cached", "size"), [(300, 0, 16), (300, 333, 16), (2, 700, 7), (130, 250, 1)])
+    @pytest.mark.parametrize("dtype", sorted(TOLERANCE, key=str))
+    def test_chunks_beyond_a_tile(self, new, cached, size, dtype):
+        """A chunk of several tiles over a context of several pieces is a full score matrix."""
+        config = LlamaConfig(
+            layers=1, width=8, query_heads=6, kv_heads=2, head_width=36, ffn_width=8, vocabulary=8
+        )
+        generator = torch.Generator().manual_seed(new)
+        blocks = (new + cached) // size + 1
+        cache = KVCache(config, blocks=blocks, block_size_tokens=size, device=CPU, dtype=dtype)
+        cache.data.copy_(torch.randn(cache.data.shape, generator=generator))
+        table = torch.randperm(blocks, generator=generator).int().numpy()
+        batch = pack([Piece(np.zeros(new, np.int64), cached, table, emits=True)], size, CPU)
+        query = (torch.randn(new, 6, 36, generator=generator) * 3).to(dtype)
+        found = fast(dtype).attend(query, batch, cache.layers[0])
+        expected = DenseBackend().attend(query, batch, cache.layers[0])
+        assert (found - expected).abs().max() < TOLERANCE[dtype]
 
 
 class TestKVCache:
@@ -148,15 +198,3 @@ class TestKVCache:
         cache.write(1, blocks, start, span)
         assert torch.equal(cache.read(1, blocks, start, start + tokens), span)
         assert int((cache.data != 0).sum()) == int((span != 0).sum())
-
-
-def test_a_widened_linear_is_the_rounded_product():
-    """Computed in float32 and rounded once: the product in bfloat16 with float32 sums, as processors have it."""
-    draw = torch.Generator().manual_seed(0)
-    weight = torch.randn(24, 40, generator=draw).bfloat16()
-    for rows in (1, 3, 17):
-        inputs = torch.randn(rows, 40, generator=draw).bfloat16()
-        exact = inputs.double() @ weight.double().T
-        found = linears.widened_linear(weight)(inputs)
-        assert found.dtype == torch.bfloat16
-        assert (found.double() - exact).abs().max() <= exact.abs().max() * 2**-8

@@ -1,4 +1,4 @@
-"""A whole step in compiled calls computes what the operators do one by one."""
+"""A whole step in one compiled call computes what the operators do one by one."""
 
 from dataclasses import replace
 

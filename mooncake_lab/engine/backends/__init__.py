@@ -5,10 +5,9 @@ import importlib.util
 import torch
 
 from mooncake_lab.engine.backends.dense import DenseBackend
-from mooncake_lab.engine.backends.linear import cpu_linear, plain_linear, prepacked_linear
 from mooncake_lab.engine.backends.protocol import Backend, Linear
 
-__all__ = ["Backend", "DenseBackend", "Linear", "choose_backend", "cpu_linear", "plain_linear", "prepacked_linear"]
+__all__ = ["Backend", "DenseBackend", "Linear", "choose_backend"]
 
 
 def choose_backend(device: torch.device, dtype: torch.dtype, name: str = "auto") -> Backend:

@@ -82,23 +82,41 @@ def fetch(context: Any, array: Any, place: Any, lines: Any) -> Any:  # noqa: ARG
     return types.void(array, place, types.intp), generate
 
 
-_LOWEST = np.float32(-1e30)
+LOWEST = np.float32(-1e30)
 """Below any score; infinity would not survive fast arithmetic."""
 
 
+BASE_TWO = np.float32(1.44269504)
+"""`exp(x)` is `power_of_two(x * BASE_TWO)`."""
+
+
 @register_jitable
-def _exp(x: Any) -> Any:
-    """`exp(x)` for x <= 0 to 2e-7, without a call, so that loops over it vectorise."""
-    x = max(x, np.float32(-87.0))
-    whole = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
-    rest = x - whole * np.float32(0.693145752) - whole * np.float32(1.42860677e-6)
-    poly = np.float32(1.3981999507e-3)
-    poly = poly * rest + np.float32(8.3334519073e-3)
-    poly = poly * rest + np.float32(4.1665795894e-2)
-    poly = poly * rest + np.float32(1.6666665459e-1)
-    poly = poly * rest + np.float32(5.0000001201e-1)
-    poly = poly * rest * rest + rest + np.float32(1.0)
+def power_of_two(x: Any) -> Any:
+    """`2 ** x` for x <= 0 to 2e-7, without a call, so that loops over it vectorise."""
+    x = max(x, np.float32(-126.0))
+    whole = np.floor(x + np.float32(0.5))
+    rest = x - whole
+    poly = np.float32(1.535336188e-4)
+    poly = poly * rest + np.float32(1.339887440e-3)
+    poly = poly * rest + np.float32(9.618437358e-3)
+    poly = poly * rest + np.float32(5.550332471e-2)
+    poly = poly * rest + np.float32(2.402264791e-1)
+    poly = poly * rest + np.float32(6.931472029e-1)
+    poly = poly * rest + np.float32(1.0)
     return poly * np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@register_jitable
+def highest_of(scores: Floats, row: int, count: int) -> Any:
+    """The largest of the first numbers of a row, `LOWEST` if there are none.
+
+    Compared as integers of the same order, because a loop over maxima of floats does not vectorise.
+    """
+    top = np.int32(-(2**31))
+    for t in range(count):
+        bits = np.float32(scores[row, t]).view(np.int32)
+        top = max(top, bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+    return max(LOWEST, np.int32(top ^ ((top >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32))
 
 
 @njit(parallel=True, fastmath=True, nogil=True, cache=True)
@@ -106,20 +124,28 @@ def add_norm(
     hidden: Stored, update: Stored, weight: Stored, epsilon: np.float32, add: bool, normed: Stored
 ) -> None:
     """`hidden += update` if `add`; `normed = rms_norm(hidden) * weight`. Arrays (tokens, width)."""
-    tokens, width = hidden.shape
-    for row in prange(tokens):
-        total = np.float32(0)
-        if add:
-            for x in range(width):
-                hidden[row, x] = narrow(widen(hidden[row, x]) + widen(update[row, x]), hidden[row, x])
+    for row in prange(len(hidden)):
+        add_norm_row(row, hidden, update, weight, epsilon, add, normed)
+
+
+@register_jitable
+def add_norm_row(
+    row: int, hidden: Stored, update: Stored, weight: Stored, epsilon: np.float32, add: bool, normed: Stored
+) -> None:
+    """One token of `add_norm`; the weight may be of another type."""
+    width = hidden.shape[1]
+    total = np.float32(0)
+    if add:
         for x in range(width):
-            number = widen(hidden[row, x])
-            total += number * number
-        scale = np.float32(1) / np.sqrt(total / np.float32(width) + epsilon)
-        for x in range(width):
-            # rounded before the weight, as Hugging Face does
-            shrunk = narrow(widen(hidden[row, x]) * scale, hidden[row, x])
-            normed[row, x] = narrow(widen(shrunk) * widen(weight[x]), hidden[row, x])
+            hidden[row, x] = narrow(widen(hidden[row, x]) + widen(update[row, x]), hidden[row, x])
+    for x in range(width):
+        number = widen(hidden[row, x])
+        total += number * number
+    scale = np.float32(1) / np.sqrt(total / np.float32(width) + epsilon)
+    for x in range(width):
+        # rounded before the weight, as Hugging Face does
+        shrunk = narrow(widen(hidden[row, x]) * scale, hidden[row, x])
+        normed[row, x] = narrow(widen(shrunk) * widen(weight[x]), hidden[row, x])
 
 
 @njit(parallel=True, fastmath=True, nogil=True, cache=True)
@@ -173,21 +199,23 @@ def rotate_row(
             stored[x] = narrow(widen(qkv[row, column + x]), stored[x])
 
 
-@register_jitable
-def gated(gate: Any) -> Any:
-    """`silu(gate)` of a float32."""
-    small = _exp(-abs(gate))  # never overflows
-    return gate * ((np.float32(1) if gate >= 0 else small) / (np.float32(1) + small))
-
-
 @njit(parallel=True, fastmath=True, nogil=True, cache=True)
 def silu_and_multiply(gate_up: Stored, out: Stored) -> None:
     """`out = silu(gate) * up`, arrays (tokens, 2 * width) and (tokens, width)."""
-    tokens, width = out.shape
-    for row in prange(tokens):
-        for x in range(width):
-            activated = narrow(gated(widen(gate_up[row, x])), out[row, x])
-            out[row, x] = narrow(widen(activated) * widen(gate_up[row, width + x]), out[row, x])
+    for row in prange(len(out)):
+        silu_and_multiply_row(row, gate_up, out)
+
+
+@register_jitable
+def silu_and_multiply_row(row: int, gate_up: Stored, out: Stored) -> None:
+    """One token of `silu_and_multiply`."""
+    width = out.shape[1]
+    for x in range(width):
+        gate = widen(gate_up[row, x])
+        small = power_of_two(-abs(gate) * BASE_TWO)  # never overflows
+        shrunk = gate * ((np.float32(1) if gate >= 0 else small) / (np.float32(1) + small))
+        activated = narrow(shrunk, out[row, x])
+        out[row, x] = narrow(widen(activated) * widen(gate_up[row, width + x]), out[row, x])
 
 
 @njit(parallel=True, fastmath=True, nogil=True, cache=True)
@@ -212,7 +240,7 @@ def _decode_head(
     scaled = np.empty((group, width), np.float32)
     for g in range(group):
         for x in range(width):
-            scaled[g, x] = widen(query[row, head * group + g, x]) / np.sqrt(np.float32(width))
+            scaled[g, x] = widen(query[row, head * group + g, x]) * (BASE_TWO / np.sqrt(np.float32(width)))
     scores, mixed = np.empty((group, length), np.float32), np.zeros((group, width), np.float32)
     blocks, after = (length + size - 1) // size, tables[(row + 1) % len(lengths), 0]
     for number in range(blocks):
@@ -342,14 +370,12 @@ def _mix_four_alone(
 
 @register_jitable
 def _soften(scores: Floats) -> None:
-    """Each row of scores becomes weights that sum to one."""
+    """Each row of scores, of base two, becomes weights that sum to one."""
     for g in range(len(scores)):
-        highest = _LOWEST
-        for t in range(scores.shape[1]):
-            highest = max(highest, scores[g, t])
+        highest = highest_of(scores, g, scores.shape[1])
         total = np.float32(0)
         for t in range(scores.shape[1]):
-            scores[g, t] = _exp(scores[g, t] - highest)
+            scores[g, t] = power_of_two(scores[g, t] - highest)
             total += scores[g, t]
         for t in range(scores.shape[1]):
             scores[g, t] /= total

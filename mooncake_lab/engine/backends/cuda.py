@@ -1,6 +1,9 @@
 """GPU: cuBLAS for the linears, Triton kernels between them, torch's flash attention for prefill."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own spelling
@@ -12,7 +15,9 @@ from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.kvcache import LayerCache
 from mooncake_lab.engine.packing import PackedBatch, SpanContext
 from mooncake_lab.engine.rope import Rope
-from mooncake_lab.engine.weights import LlamaWeights
+
+if TYPE_CHECKING:
+    from mooncake_lab.engine.model import LlamaModel
 
 _PROGRAMS = 264
 """Programs that keep a large GPU busy: two for each of an H200's 132 processors."""
@@ -27,9 +32,9 @@ class CudaBackend:
 
     name: str = "cuda"
 
-    def linear(self, weight: torch.Tensor) -> Linear:
-        """The weight as it is."""
-        return lambda inputs: F.linear(inputs, weight)
+    def linears(self, weights: Sequence[torch.Tensor]) -> Sequence[Linear]:
+        """The weights as they are."""
+        return [partial(F.linear, weight=weight) for weight in weights]
 
     def add_norm(
         self, hidden: torch.Tensor, update: torch.Tensor | None, weight: torch.Tensor, epsilon: float
@@ -71,7 +76,7 @@ class CudaBackend:
         kernels.silu_and_multiply(wide, out)
         return down(out)
 
-    def whole_step(self, weights: LlamaWeights, rope: Rope) -> None:
+    def whole_step(self, model: "LlamaModel") -> None:
         """None: recorded graphs do that here."""
 
 

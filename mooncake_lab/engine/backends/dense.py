@@ -1,6 +1,9 @@
 """The reference: every operation as plain torch, attention as a full score matrix a request. Any device."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own spelling
@@ -10,7 +13,9 @@ from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.kvcache import LayerCache
 from mooncake_lab.engine.packing import PackedBatch
 from mooncake_lab.engine.rope import Rope, rotate
-from mooncake_lab.engine.weights import LlamaWeights
+
+if TYPE_CHECKING:
+    from mooncake_lab.engine.model import LlamaModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +24,9 @@ class DenseBackend:
 
     name: str = "dense"
 
-    def linear(self, weight: torch.Tensor) -> Linear:
-        """The weight as it is."""
-        return lambda inputs: F.linear(inputs, weight)
+    def linears(self, weights: Sequence[torch.Tensor]) -> Sequence[Linear]:
+        """The weights as they are."""
+        return [partial(F.linear, weight=weight) for weight in weights]
 
     def add_norm(
         self, hidden: torch.Tensor, update: torch.Tensor | None, weight: torch.Tensor, epsilon: float
@@ -64,7 +69,7 @@ class DenseBackend:
         gate, up = gate_up(normed).chunk(2, dim=-1)
         return down(F.silu(gate) * up)
 
-    def whole_step(self, weights: LlamaWeights, rope: Rope) -> None:
+    def whole_step(self, model: "LlamaModel") -> None:
         """None."""
 
 

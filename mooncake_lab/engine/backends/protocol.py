@@ -1,7 +1,7 @@
 """What a device must be able to do to run a Llama: six operations behind one small interface."""
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -9,7 +9,9 @@ from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.kvcache import KVCache, LayerCache
 from mooncake_lab.engine.packing import PackedBatch
 from mooncake_lab.engine.rope import Rope
-from mooncake_lab.engine.weights import LlamaWeights
+
+if TYPE_CHECKING:
+    from mooncake_lab.engine.model import LlamaModel
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """(tokens, inputs) -> (tokens, outputs)."""
@@ -35,8 +37,8 @@ class Backend(Protocol):
         """What it is called in results."""
         ...
 
-    def linear(self, weight: torch.Tensor) -> Linear:
-        """A linear operator with its weight prepared once for this device."""
+    def linears(self, weights: Sequence[torch.Tensor]) -> Sequence[Linear]:
+        """Linear operators of weights of one shape, prepared once for this device."""
         ...
 
     def add_norm(
@@ -59,6 +61,6 @@ class Backend(Protocol):
         """`down(silu(gate) * up)`."""
         ...
 
-    def whole_step(self, weights: LlamaWeights, rope: Rope) -> WholeStep | None:
+    def whole_step(self, model: "LlamaModel") -> WholeStep | None:
         """A model's own whole step; None where the backend has no such step."""
         ...
