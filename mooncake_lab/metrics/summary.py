@@ -1,10 +1,10 @@
 """A run in one row: the numbers that comparisons of clusters start from, without numpy and pandas."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import sub
-from typing import Literal
+from typing import Any, Literal
 
 from mooncake_lab.core import (
     SLO,
@@ -101,34 +101,28 @@ class RunningSummary:
     _counts: dict[str, int] = field(init=False)
     _prefill: PrefillTime = field(init=False)
     _now_s: float = field(init=False, default=0.0)
+    _learn: dict[type, Callable[[Any], None]] = field(init=False)
 
     def __post_init__(self) -> None:
         names = ("requests", "finished", "rejected", "effective", "output_tokens", "reused", "computed")
         self._counts = dict.fromkeys(names, 0)
         self._prefill = PrefillTime(self.prefill_group)
+        self._learn = {
+            Arrived: self._arrived,
+            Prefilled: self._prefilled,
+            FirstToken: self._first_token,
+            DecodeStretch: self._decoded,
+            Finished: self._ended,
+            Rejected: self._ended,
+        }
 
     def read(self, record: Record) -> None:
         """Learn from the next record of the log."""
-        if isinstance(record, CacheChanged):
-            return  # an instance may fail after the last request has ended
-        self._now_s = record.at_s
-        match record:
-            case DecodeStretch():
-                self._decoded(record)
-            case Arrived():
-                self._counts["requests"] += 1
-                self._arrivals_s[record.request_id] = record.at_s
-            case Prefilled():
-                self._counts["reused"] += record.reused_tokens
-                self._counts["computed"] += record.computed_tokens
-                self._prefill.add(record)
-            case FirstToken():
-                ttft_s = record.at_s - self._arrivals_s[record.request_id]
-                self._running[record.request_id] = _Received(ttft_s, record.at_s, record.at_s)
-            case Finished() | Rejected():
-                self._ended(record.request_id, "finished" if isinstance(record, Finished) else "rejected")
-            case _:
-                pass
+        kind = type(record)
+        if kind is not CacheChanged:  # an instance may fail after the last request has ended
+            self._now_s = record.at_s
+        if (learn := self._learn.get(kind)) is not None:
+            learn(record)
 
     def numbers(self) -> dict[str, float | int | None]:
         """The summary so far, under the names of `run_summary`.
@@ -158,6 +152,19 @@ class RunningSummary:
             "simulated_s": self._now_s,
         }
 
+    def _arrived(self, record: Arrived) -> None:
+        self._counts["requests"] += 1
+        self._arrivals_s[record.request_id] = record.at_s
+
+    def _prefilled(self, record: Prefilled) -> None:
+        self._counts["reused"] += record.reused_tokens
+        self._counts["computed"] += record.computed_tokens
+        self._prefill.add(record)
+
+    def _first_token(self, record: FirstToken) -> None:
+        ttft_s = record.at_s - self._arrivals_s[record.request_id]
+        self._running[record.request_id] = _Received(ttft_s, record.at_s, record.at_s)
+
     def _decoded(self, stretch: DecodeStretch) -> None:
         """Add a stretch to each of its requests; its inner gaps are computed once for all of them."""
         ends_s = step_ends_s(stretch)
@@ -169,7 +176,8 @@ class RunningSummary:
                 received.gaps_s += gaps_s
                 received.last_s = last_s
 
-    def _ended(self, request_id: int, end: str) -> None:
+    def _ended(self, record: Finished | Rejected) -> None:
+        request_id, end = record.request_id, "finished" if isinstance(record, Finished) else "rejected"
         self._counts[end] += 1
         if (received := self._running.pop(request_id, None)) is not None:
             ttft_s, tbt_s = received.latencies(self.tbt)

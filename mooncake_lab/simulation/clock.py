@@ -62,7 +62,7 @@ class Steady(msgspec.Struct, frozen=True, gc=False):
 
     def steps_before(self, steps: int, horizon_s: float, start_s: float) -> int:
         """How many of `steps` that begin at `start_s` end before a horizon; at least the one that begins then."""
-        if start_s + self.seconds(steps) < horizon_s:
+        if horizon_s == inf or start_s + self.seconds(steps) < horizon_s:
             return steps
         steps = min(steps, self.steps_within(max(0.0, horizon_s - start_s)))
         while steps > 1 and start_s + self.seconds(steps) >= horizon_s:

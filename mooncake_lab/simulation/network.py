@@ -33,19 +33,6 @@ class _Card:
     crowded: bool = False
     """Whether something is to be shared; else paced flows have their pace, and at most one other all the rest."""
 
-    def count(self, greedy: int, paced: int, paced_bytes_per_s: float) -> int:
-        """Flows come, or go where numbers are negative: by how many this changes the number of crowded cards."""
-        self.greedy += greedy
-        if paced:
-            self.paced += paced
-            rest = self.rest_bytes_per_s - paced_bytes_per_s
-            self.rest_bytes_per_s = rest if self.paced else self.bytes_per_s  # rounding leaves no trace
-        crowded = self.greedy > 1 or 2 * self.rest_bytes_per_s < self.bytes_per_s
-        if crowded == self.crowded:
-            return 0
-        self.crowded = crowded
-        return 1 if crowded else -1
-
 
 @dataclass(slots=True, eq=False)
 class Flow:
@@ -175,9 +162,16 @@ class Network:
         return cards[node]
 
     def _count(self, flow: Flow, greedy: int, paced: int, paced_bytes_per_s: float) -> None:
-        """A flow comes, goes or is let go: both its cards know."""
-        self._crowded += flow.sender.count(greedy, paced, paced_bytes_per_s)
-        self._crowded += flow.receiver.count(greedy, paced, paced_bytes_per_s)
+        """A flow comes, goes or is let go, by negative numbers where it goes: both its cards know."""
+        for card in (flow.sender, flow.receiver):
+            card.greedy += greedy
+            if paced:
+                card.paced += paced
+                rest = card.rest_bytes_per_s - paced_bytes_per_s
+                card.rest_bytes_per_s = rest if card.paced else card.bytes_per_s  # rounding leaves no trace
+            crowded = card.greedy > 1 or 2 * card.rest_bytes_per_s < card.bytes_per_s
+            self._crowded += crowded - card.crowded
+            card.crowded = crowded
 
     def _end(self, flow: Flow, latency_s: float) -> None:
         if flow.most_bytes_per_s < inf:

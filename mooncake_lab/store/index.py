@@ -76,11 +76,9 @@ class PrefixIndex:
         for key in added:
             holders[key] = holders.get(key, 0) | bit
         for key in removed:
-            left = holders.get(key, 0) & ~bit
+            left = holders.pop(key, 0) & ~bit
             if left:
                 holders[key] = left
-            else:
-                holders.pop(key, None)
 
     def matches(self, keys: Sequence[BlockKey]) -> list[int]:
         """How many leading blocks of a prompt each instance holds, in the order of `instances`."""
