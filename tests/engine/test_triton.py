@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from mooncake_lab.engine import KVCache, LlamaConfig, choose_backend, make_model, random_weights
-from mooncake_lab.engine.backends import plain_linear
 from mooncake_lab.engine.backends.dense import DenseBackend
 from mooncake_lab.engine.graphs import DecodeGraphs
 from mooncake_lab.engine.packing import Piece, pack
@@ -88,7 +87,7 @@ def test_add_norm(width, add, dtype):
 def test_silu_and_multiply(width, dtype):
     """Agrees for less than one program of a row, for exactly one, and for one and a part."""
     normed, down = drawn(3, 8, dtype=dtype) * 3, lambda activated: activated
-    gate_up = plain_linear(drawn(2 * width, 8, dtype=dtype, seed=1))
+    (gate_up,) = DenseBackend().linears([drawn(2 * width, 8, dtype=dtype, seed=1)])
     found, expected = (each.feed_forward(normed, gate_up, down) for each in (cuda.CudaBackend(), DenseBackend()))
     same(found, expected)
 
