@@ -36,7 +36,7 @@ PEERS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """What peers are called that go by another name than their own."""
-MEASURED: Final = ("cpu_engine.json", "cpu_engine_peers.json")
+MEASURED: Final = ("cpu_engine.json",)
 """Files of `data/measured` that the README's sentence comes from."""
 _HEAD = ("model", "threads", "case", "tokens/s", "peer", "times the peer", "rounds", "times the floor", "bound by")
 
@@ -175,7 +175,11 @@ def speed_table(found: Mapping[str, Any]) -> str:
     lines = [
         "| " + " | ".join(cells) + " |" for cells in (_HEAD, ("---",) * len(_HEAD), *map(_row, found["rows"]))
     ]
-    skipped = f" Not measured for lack of time: {'; '.join(found['skipped'])}." if found["skipped"] else ""
+    skipped = (
+        f" Not measured, for lack of time unless it says why: {'; '.join(found['skipped'])}."
+        if found["skipped"]
+        else ""
+    )
     beside = "".join(f", {version}" for version in found.get("peers", {}).values())
     where = (
         f"Measured on {machine['processor']}, {machine['cores']} cores, {machine['date']}, torch"
@@ -241,15 +245,15 @@ def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def refresh(measured: Path, mark: str = "speed") -> None:
+def refresh(measured: Path) -> None:
     """Write a table of `benchmarks/README.md`, and the sentence of the README, from the measurements."""
     found = json.loads(measured.read_text(encoding="utf-8"))
-    for page, name, content in (
-        (ROOT / "benchmarks" / "README.md", mark, speed_table(found)),
-        (ROOT / "README.md", "speed", speed_sentence(*measurements())),
+    for page, content in (
+        (ROOT / "benchmarks" / "README.md", speed_table(found)),
+        (ROOT / "README.md", speed_sentence(*measurements())),
     ):
-        page.write_text(between_marks(page.read_text(encoding="utf-8"), name, content), encoding="utf-8")
+        page.write_text(between_marks(page.read_text(encoding="utf-8"), "speed", content), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    refresh(Path(sys.argv[1]), *sys.argv[2:])
+    refresh(Path(sys.argv[1]))
