@@ -8,7 +8,8 @@ import pytest
 from mooncake_lab.batch.expressions import Records, code, holds
 from mooncake_lab.batch.prose import masked, numerals
 from mooncake_lab.batch.provenance import write_provenance
-from mooncake_lab.batch.statements import Book, main, put_prose, read_statements
+from mooncake_lab.batch.statement_files import read_statements
+from mooncake_lab.batch.statements import Book, main, put_prose
 from mooncake_lab.core import MIB
 
 PROSE = """# Alpha in 3 parts
