@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's own spelling
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.engine.backends import DenseBackend, choose_backend
+from mooncake_lab.engine.backends import DenseBackend, choose_backend, cpu_kernels
 from mooncake_lab.engine.backends.onednn import bfloat16_linear
 from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.kvcache import KVCache
@@ -167,6 +167,18 @@ class TestLinear:
 
 
 class TestLongContexts:
+    @pytest.mark.parametrize("kv_heads", [1, 3, 4])
+    def test_threads_share_heads_and_change_nothing(self, kv_heads):
+        """However many heads a thread takes together, the same bits come out."""
+        keys, values = np.random.default_rng(0).standard_normal((2, 12, kv_heads, 7, 20)).astype(np.float32)
+        query = np.random.default_rng(1).standard_normal((4, 3 * kv_heads, 20)).astype(np.float32)
+        tables = np.random.default_rng(2).permutation(12).astype(np.int32).reshape(4, 3)
+        lengths, found = np.array([1, 21, 8, 14], np.int32), []
+        for threads in (1, 2, 3, 8):
+            found.append(np.empty((4, 3 * kv_heads * 20), np.float32))
+            cpu_kernels.paged_decode(query, keys, values, tables, lengths, threads, found[-1])
+        assert all(np.array_equal(each, found[0]) for each in found)
+
     @pytest.mark.parametrize(("new", "cached", "size"), [(300, 0, 16), (300, 333, 16), (2, 700, 7), (130, 250, 1)])
     @pytest.mark.parametrize("dtype", sorted(TOLERANCE, key=str))
     def test_chunks_beyond_a_tile(self, new, cached, size, dtype):

@@ -65,8 +65,8 @@ class CpuBackend:
         attended = query.new_empty(len(query), query.shape[1] * query.shape[2])
         keys, values = view(cache.keys), view(cache.values)
         if batch.singles:
-            share_out(batch.tables[: batch.singles].numel() * cache.keys[0].numel())
-            where = (view(batch.tables), view(batch.lengths))
+            threads = share_out(batch.tables[: batch.singles].numel() * cache.keys[0].numel())
+            where = (view(batch.tables), view(batch.lengths), threads)
             kernels.paged_decode(view(query), keys, values, *where, view(attended[: batch.singles]))
         for span in batch.spans:
             rows = slice(span.start, span.start + span.tokens)

@@ -219,83 +219,75 @@ def silu_and_multiply_row(row: int, gate_up: Stored, out: Stored) -> None:
 
 
 @njit(parallel=True, fastmath=True, nogil=True, cache=True)
-def paged_decode(query: Stored, keys: Stored, values: Stored, tables: Ints, lengths: Ints, out: Stored) -> None:
+def paged_decode(
+    query: Stored, keys: Stored, values: Stored, tables: Ints, lengths: Ints, threads: int, out: Stored
+) -> None:
     """Each row of `query` (rows, heads, width) attends to its whole context in the paged cache."""
     rows, kv_heads = len(out), keys.shape[1]
-    for item in prange(rows * kv_heads):
+    share = max(1, kv_heads // threads)
+    for item in prange(rows * ((kv_heads + share - 1) // share)):
         # heads vary slowest: threads get equal shares of every row, however lengths differ
-        _decode_head(item % rows, item // rows, query, keys, values, tables, lengths, out)
+        first = item // rows * share
+        last = min(first + share, kv_heads)
+        _decode_heads(item % rows, first, last, query, keys, values, tables, lengths, out)
 
 
 @njit(fastmath=True, nogil=True, cache=True)
-def _decode_head(
-    row: int, head: int, query: Stored, keys: Stored, values: Stored, tables: Ints, lengths: Ints, out: Stored
-) -> None:
-    """The queries of one KV head of one row: all scores, their softmax, the values mixed by it.
+def _decode_heads(
+    row: int, first_head: int, last_head: int, query: Stored, keys: Stored, values: Stored, tables: Ints,
+    lengths: Ints, out: Stored,
+) -> None:  # fmt: skip
+    """The queries of some KV heads of one row: all scores, their softmax, the values mixed by it.
 
-    No views into arrays: each would be counted in and out, which costs as much as the work. While a block is used
-    the next one is fetched: keys, then values, then the keys of the row that this thread is likely to do next.
+    Heads of one block lie side by side and are read together, since long runs of memory are read fastest. Arrays
+    are used without views into them: each would be counted in and out. While a block is used the next one is
+    fetched: keys, then values, then the keys of the row that this thread is likely to do next.
     """
     width, length, size, group = query.shape[2], lengths[row], keys.shape[2], query.shape[1] // keys.shape[1]
-    scaled = np.empty((group, width), np.float32)
-    for g in range(group):
+    rows, start = (last_head - first_head) * group, first_head * group
+    scaled = np.empty((rows, width), np.float32)
+    for g in range(rows):
         for x in range(width):
-            scaled[g, x] = widen(query[row, head * group + g, x]) * (BASE_TWO / np.sqrt(np.float32(width)))
-    scores, mixed = np.empty((group, length), np.float32), np.zeros((group, width), np.float32)
+            scaled[g, x] = widen(query[row, start + g, x]) * (BASE_TWO / np.sqrt(np.float32(width)))
+    scores, mixed = np.empty((rows, length), np.float32), np.zeros((rows, width), np.float32)
     blocks, after = (length + size - 1) // size, tables[(row + 1) % len(lengths), 0]
     for number in range(blocks):
         first, more = number * size, number + 1 < blocks
+        block, tokens = tables[row, number], min(size, length - first)
         following = tables[row, number + 1] if more else tables[row, 0]
-        _score_block(
-            keys,
-            tables[row, number],
-            head,
-            min(size, length - first),
-            scaled,
-            scores,
-            first,
-            values,
-            following,
-            more,
-        )
+        for head in range(first_head, last_head):
+            low = (head - first_head) * group
+            _score_block(keys, block, head, tokens, scaled, low, group, scores, first, values, following, more)
     _soften(scores)
     for number in range(blocks):
         first, more = number * size, number + 1 < blocks
+        block, tokens = tables[row, number], min(size, length - first)
         following = tables[row, number + 1] if more else after
-        _mix_block(
-            values,
-            tables[row, number],
-            head,
-            min(size, length - first),
-            scores,
-            first,
-            mixed,
-            keys,
-            following,
-            more,
-        )
-    for g in range(group):
+        for head in range(first_head, last_head):
+            low = (head - first_head) * group
+            _mix_block(values, block, head, tokens, scores, low, group, first, mixed, keys, following, more)
+    for g in range(rows):
         for x in range(width):
-            out[row, (head * group + g) * width + x] = narrow(mixed[g, x], out[row, x])
+            out[row, (start + g) * width + x] = narrow(mixed[g, x], out[row, x])
 
 
 @register_jitable
 def _score_block(
-    keys: Stored, block: int, head: int, tokens: int, scaled: Floats, scores: Floats, first: int,
-    values: Stored, following: int, more: bool,
+    keys: Stored, block: int, head: int, tokens: int, scaled: Floats, low: int, group: int, scores: Floats,
+    first: int, values: Stored, following: int, more: bool,
 ) -> None:  # fmt: skip
-    """Scores of a block's first tokens with all queries, while what follows is on its way."""
-    group, fours = len(scaled), tokens // 4 * 4
+    """Scores of a block's first tokens with the queries from `low` on, while what follows is on its way."""
+    high, fours = low + group, tokens // 4 * 4
     lines = 4 * keys.shape[3] * keys.itemsize // LINE_BYTES
     for t in range(0, fours, 4):
         if more:
             fetch(keys, (following, head, t, 0), lines)  # pyright: ignore[reportCallIssue]  # numba adds the context
         else:
             fetch(values, (following, head, t, 0), lines)  # pyright: ignore[reportCallIssue]  # likewise
-        for g in range(0, group, 2):
-            _score_four(keys, block, head, t, scaled, g, min(g + 1, group - 1), scores, first + t)
+        for g in range(low, high, 2):
+            _score_four(keys, block, head, t, scaled, g, min(g + 1, high - 1), scores, first + t)
     for t in range(fours, tokens):
-        for g in range(group):
+        for g in range(low, high):
             score = np.float32(0)
             for x in range(scaled.shape[1]):
                 score += widen(keys[block, head, t, x]) * scaled[g, x]
@@ -304,23 +296,23 @@ def _score_block(
 
 @register_jitable
 def _mix_block(
-    values: Stored, block: int, head: int, tokens: int, scores: Floats, first: int, mixed: Floats,
-    keys: Stored, following: int, more: bool,
+    values: Stored, block: int, head: int, tokens: int, scores: Floats, low: int, group: int, first: int,
+    mixed: Floats, keys: Stored, following: int, more: bool,
 ) -> None:  # fmt: skip
     """Add the weighted values of a block's first tokens, while what follows is on its way."""
-    group, fours = len(mixed), tokens // 4 * 4
+    high, fours = low + group, tokens // 4 * 4
     lines = 4 * keys.shape[3] * keys.itemsize // LINE_BYTES
     for t in range(0, fours, 4):
         if more:
             fetch(values, (following, head, t, 0), lines)  # pyright: ignore[reportCallIssue]  # numba adds the context
         else:
             fetch(keys, (following, head, t, 0), lines)  # pyright: ignore[reportCallIssue]  # likewise
-        for g in range(0, group - 1, 2):
+        for g in range(low, high - 1, 2):
             _mix_four(values, block, head, t, scores, g, g + 1, first + t, mixed)
         if group % 2:
-            _mix_four_alone(values, block, head, t, scores, group - 1, first + t, mixed)
+            _mix_four_alone(values, block, head, t, scores, high - 1, first + t, mixed)
     for t in range(fours, tokens):
-        for g in range(group):
+        for g in range(low, high):
             for x in range(mixed.shape[1]):
                 mixed[g, x] += scores[g, first + t] * widen(values[block, head, t, x])
 

@@ -69,6 +69,8 @@ class BatchArrays(NamedTuple):
     slots: Ints
     tables: Ints
     lengths: Ints
+    threads: int
+    """How many compute the step."""
 
 
 class Widths(NamedTuple):
@@ -116,7 +118,7 @@ def _attention(
     for row in range(tokens):
         rotate_row(row, qkv, model.cosines, model.sines, batch.positions, batch.slots, keys, values, query)
     attended = np.empty((tokens, widths.query), np.float32)
-    paged_decode(query, keys, values, batch.tables, batch.lengths, attended)
+    paged_decode(query, keys, values, batch.tables, batch.lengths, batch.threads, attended)
     linear(attended, model.layers.output[layer], update)
 
 
@@ -145,10 +147,17 @@ class CpuStep:
 
     def forward(self, batch: PackedBatch, cache: KVCache) -> torch.Tensor:
         """Logits of a batch that fits, float32 (rows, vocabulary)."""
-        share_out(self.model.layers.gate_up[0].size)
-        where = (batch.tokens, batch.positions, batch.slots, batch.tables, batch.lengths)
+        threads = share_out(self.model.layers.gate_up[0].size)
+        arrays = BatchArrays(
+            tokens=view(batch.tokens),
+            positions=view(batch.positions),
+            slots=view(batch.slots),
+            tables=view(batch.tables),
+            lengths=view(batch.lengths),
+            threads=threads,
+        )
         logits = np.empty((batch.singles, self.vocabulary), np.float32)
-        decode_step(BatchArrays(*map(view, where)), self.model, self.widths, view(cache.data), logits)
+        decode_step(arrays, self.model, self.widths, view(cache.data), logits)
         return torch.from_numpy(logits)
 
 

@@ -15,10 +15,14 @@ def reserve_threads() -> None:
     torch.set_num_threads(threads)
 
 
-def share_out(elements: int) -> None:
+def share_out(elements: int) -> int:
     """Let the next kernel use as many threads as torch does, or one where waiting for the others costs more.
+
+    Returns their number, for kernels that cut their work by it.
 
     Both take them from one pool. On a busy machine each kernel that waits for a thread may wait for a time slice.
     """
     most: int = numba_config.NUMBA_NUM_THREADS  # pyright: ignore[reportAttributeAccessIssue]  # numba sets it at import
-    numba.set_num_threads(min(torch.get_num_threads(), most) if elements > _ELEMENTS_ALONE else 1)
+    threads = min(torch.get_num_threads(), most) if elements > _ELEMENTS_ALONE else 1
+    numba.set_num_threads(threads)
+    return threads
