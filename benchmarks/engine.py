@@ -57,6 +57,11 @@ class Setting:
     threads: int
     cases: tuple[tuple[Case, int], ...]
 
+    @property
+    def label(self) -> str:
+        """What names it among those that were left out."""
+        return f"{self.model} {self.dtype}, {self.threads} thread{'s' * (self.threads > 1)}"
+
 
 def settings(threads: int) -> tuple[Setting, ...]:
     """What is measured, the most telling first: a budget cuts the list at its end."""
@@ -190,7 +195,7 @@ def measure(wanted: Sequence[Setting], external: Mapping[str, Path], budget_s: f
     versions: dict[str, str] = {}
     for setting in wanted:
         if time.monotonic() > end_s:
-            skipped += [f"{setting.model} {setting.dtype}: {case.name}" for case, _ in setting.cases]
+            skipped += [f"{setting.label}: {case.name}" for case, _ in setting.cases]
             continue
         with computing_threads(setting.threads), ExitStack() as stack:
             bench = Bench(setting.model, setting.dtype, cache_tokens=49_152)
@@ -202,7 +207,7 @@ def measure(wanted: Sequence[Setting], external: Mapping[str, Path], budget_s: f
                 try:
                     peer = stack.enter_context(peer_process(python, SCRIPTS[name], directory, setting.dtype))
                 except RuntimeError as error:  # OpenVINO has no bfloat16 cache on processors without AVX-512
-                    skipped.append(f"{setting.model} {setting.dtype}: {name} does not start: {error}")
+                    skipped.append(f"{setting.label}: {name} does not start: {error}")
                     continue
                 bench.peers[name], versions[name] = peer, peer.version
             rows += _rows(setting, bench, end_s, skipped)
@@ -217,7 +222,7 @@ def _rows(setting: Setting, bench: Bench, end_s: float, skipped: list[str]) -> I
     about = {"model": setting.model, "dtype": setting.dtype, "threads": torch.get_num_threads()}
     for case, rounds in setting.cases:
         if time.monotonic() > end_s:
-            skipped.append(f"{setting.model} {setting.dtype}: {case.name}")
+            skipped.append(f"{setting.label}: {case.name}")
             continue
         peers = [*bench.peers]
         if case.kind == "mixed":

@@ -27,6 +27,7 @@ from gpu_lab import DRY, FULL, Lab
 from gpu_sections import GOALS, SECTIONS
 
 from mooncake_lab.bench.machine import commit, describe_machine, measure_peaks
+from mooncake_lab.core import complete_file
 from mooncake_lab.engine.backends import choose_backend
 from mooncake_lab.engine.config import config_from_shape
 from mooncake_lab.engine.loading import DTYPES
@@ -126,25 +127,24 @@ def main() -> int:
         "shape": asked.shape,
         "dtype": dtype,
     }
+    about["backend"] = choose_backend(torch.device(asked.device), DTYPES[dtype], asked.backend).name
     earlier = _earlier_sections(asked.out, about) if asked.out else {}
     start = time.perf_counter()
     lab = make_lab(asked.shape, asked.device, dtype, asked.backend)
-    about |= {
-        "backend": lab.model.backend.name,
-        "peaks": asdict(lab.peaks),
-        "setup_s": time.perf_counter() - start,
-    }
+    about |= {"peaks": asdict(lab.peaks), "setup_s": time.perf_counter() - start}
 
     def write(sections: dict[str, Any]) -> None:
-        both = earlier | {
-            name: each for name, each in sections.items() if name not in earlier or "skipped" not in each
-        }
+        both = earlier | {name: each for name, each in sections.items() if name not in earlier or "rows" in each}
         text = json.dumps(about | {"sections": {name: both[name] for name in SECTIONS if name in both}}, indent=1)
         asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(text + "\n")
+        with complete_file(asked.out) as file:
+            file.write(f"{text}\n".encode())
 
     sections = measure(
-        lab, budget_s=asked.budget_s, names=asked.section, keep=write if asked.out else lambda _: None
+        lab,
+        budget_s=asked.budget_s,
+        names=[name for name in SECTIONS if name in (asked.section or SECTIONS)],
+        keep=write if asked.out else lambda _: None,
     )
     if not asked.out:
         sys.stdout.write(json.dumps(about | {"sections": sections}, indent=1) + "\n")

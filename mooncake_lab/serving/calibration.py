@@ -33,6 +33,7 @@ _REPEATS: Final = 3
 _ENOUGH_S: Final = 8.0
 """After so long no further round of prompts begins, so that a large model starts soon."""
 _LEAST_LIMIT_S: Final = 120.0
+_MOST_LIMIT_S: Final = 3600.0
 _SLOWEST_FLOPS: Final = 5e9
 """Far below one core: a thread that computes without vector instructions."""
 _TRANSFERS: Final = 10
@@ -44,7 +45,7 @@ def measuring_limit_s(shape: ModelShape) -> float:
     """How long a worker may take to time itself; after one slow round of prompts there is no second."""
     tokens = sum(tokens - reused for tokens, reused in _PROMPTS)
     tokens += sum(batch * (_STEPS + 2 + batch) for batch, _ in _BATCHES)
-    return _LEAST_LIMIT_S + 2 * shape.parameters * tokens / _SLOWEST_FLOPS
+    return min(_LEAST_LIMIT_S + 2 * shape.parameters * tokens / _SLOWEST_FLOPS, _MOST_LIMIT_S)
 
 
 def measure_prefill(

@@ -28,6 +28,8 @@ _LOG: Final = logging.getLogger(__name__)
 _STOP_S: Final = 3.0
 _SLOWEST_SSD_BYTES_PER_S: Final = 50e6
 """A slow network disk; an SSD writes ten times as fast."""
+_MOST_SAVING_S: Final = 120.0
+"""A worker that hangs while it saves answers pings and is waited for as long."""
 _PING_S: Final = 1.0
 _LONGEST_STEP_S: Final = 300.0
 
@@ -117,13 +119,13 @@ class Supervisor:
     async def close(self) -> None:
         """Stop every worker, and see that it did stop."""
         self._closing = True
-        processes = [link.process for link in self.links.values()]
-        for link in self.links.values():
+        told = dict(self.links)
+        for link in told.values():
             link.send(messages.Shutdown())
         running = [task for task in self._tasks if task.get_name() != "pulses"]
         if running:
             await asyncio.wait(running, timeout=_STOP_S)
-            await self._wait_for_ssd(running)
+            await self._wait_for_ssd([task for task in running if task.get_name() in told])
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -131,22 +133,19 @@ class Supervisor:
         if self._owns_launcher:
             await asyncio.to_thread(self._launcher.close)
             return
-        for process in processes:
-            if not await asyncio.to_thread(process.wait, _STOP_S):
-                process.kill()
+        for link in told.values():
+            if not await asyncio.to_thread(link.process.wait, _STOP_S):
+                link.process.kill()
 
     async def _wait_for_ssd(self, running: list[asyncio.Task[None]]) -> None:
-        """Let prefill workers save on their SSDs what their DRAM holds; what is not saved in time is lost.
-
-        Meanwhile they are pinged: one that hangs is not waited for.
-        """
+        """Let prefill workers save on their SSDs what their DRAM holds; what is not saved in time is lost."""
         saving = [task for task in running if not task.done() and self._roles[task.get_name()] == "prefill"]
-        saving = [task for task in saving if task.get_name() in self.links]  # the others have not begun
         if self._options.ssd_dir is None or not saving:
             return
         names = ", ".join(task.get_name() for task in saving)
         tokens = worker_spec(self._spec, self._options, saving[0].get_name(), self._token).cache_tokens
         limit_s = tokens * self.ready.shape.kv_bytes_per_token / _SLOWEST_SSD_BYTES_PER_S
+        limit_s = min(limit_s, _MOST_SAVING_S)
         _LOG.info("waiting up to %.0f s for %s to save KVCache on the SSD", limit_s, names)
         _, late = await asyncio.wait(saving, timeout=limit_s)
         for task in late:

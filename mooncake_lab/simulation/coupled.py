@@ -179,7 +179,7 @@ class CachedBlocks:
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Request(CoupledRequest):
     request: Request
-    """It as it arrived; prefill gives one token even where the trace says none."""
+    """It as it arrived."""
 
 
 Parts: TypeAlias = Sequence[tuple[_Request, Segment]]

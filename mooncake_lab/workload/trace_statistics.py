@@ -94,7 +94,7 @@ class TraceStatistics:
     input_tokens: Spread
     output_tokens: Spread
     mean_input_output_ratio: float
-    """Mean over the requests with output of input length / output length; not a ratio of means."""
+    """Mean over the requests of input length / output length; not a ratio of means."""
     duration_s: float
     """From the first arrival to the last."""
     requests_per_s: float | None

@@ -140,12 +140,14 @@ class TestSpeedTable:
         """With no time at all every case is skipped, and the file says which."""
         left = measure(SMOKE, {}, budget_s=-1)
         assert left["rows"] == []
-        assert left["skipped"] == [f"lab-tiny float32: {case.name}" for case, _ in SMOKE[0].cases]
+        assert left["skipped"] == [f"lab-tiny float32, 1 thread: {case.name}" for case, _ in SMOKE[0].cases]
 
     def test_a_peer_that_does_not_start_is_named(self):
         """The others are measured, and the file says which peer was left out."""
         found = measure(SMOKE, {"OpenVINO": Path("/bin/false")}, budget_s=1e9)
-        assert found["skipped"] == ["lab-tiny float32: OpenVINO does not start: the peer ended with status 1"]
+        assert found["skipped"] == [
+            "lab-tiny float32, 1 thread: OpenVINO does not start: the peer ended with status 1"
+        ]
         assert {row["peer"] for row in found["rows"]} == {"hf", "hf-continuous"}
 
     def test_the_page_of_the_benchmarks_shows_the_kept_measurements(self):

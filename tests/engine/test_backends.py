@@ -1,7 +1,10 @@
 """Fast backends compute what the dense one computes, operation by operation."""
 
+import hashlib
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -167,6 +170,22 @@ class TestLinear:
 
 
 class TestLongContexts:
+    def test_a_broken_number_breaks_one_request(self):
+        """A key that is no number spoils the request that sees it; the others of the batch are computed."""
+        config = LlamaConfig(
+            layers=1, width=8, query_heads=2, kv_heads=1, head_width=16, ffn_width=8, vocabulary=8
+        )
+        cache = KVCache(config, blocks=4, block_size_tokens=4, device=CPU, dtype=torch.float32)
+        cache.data.copy_(torch.randn(cache.data.shape, generator=torch.Generator().manual_seed(0)))
+        pieces = [Piece(np.zeros(1, np.int64), 3, np.array([block], np.int32), emits=True) for block in (0, 1)]
+        pieces += [Piece(np.zeros(2, np.int64), 2, np.array([block], np.int32), emits=True) for block in (2, 3)]
+        query = torch.randn(6, 2, 16, generator=torch.Generator().manual_seed(1))
+        batch = pack(pieces, 4, CPU)
+        whole = fast(torch.float32).attend(query, batch, cache.layers[0])
+        cache.layers[0].keys[[0, 2]] = float("nan")
+        broken = fast(torch.float32).attend(query, batch, cache.layers[0])
+        assert torch.equal(broken[[1, 4, 5]], whole[[1, 4, 5]])
+
     @pytest.mark.parametrize("kv_heads", [1, 3, 4])
     def test_threads_share_heads_and_change_nothing(self, kv_heads):
         """However many heads a thread takes together, the same bits come out."""
@@ -210,3 +229,14 @@ class TestKVCache:
         cache.write(1, blocks, start, span)
         assert torch.equal(cache.read(1, blocks, start, start + tokens), span)
         assert int((cache.data != 0).sum()) == int((span != 0).sum())
+
+
+@pytest.mark.parametrize("name", ["cpu_linear", "cpu_prefill", "cpu_step"])
+def test_an_edited_kernel_is_compiled_anew_wherever_it_is_used(name):
+    """Numba's cache knows a file by its content, so a file has the digest of those whose kernels it uses."""
+    folder = Path(cpu_kernels.__file__).parent
+    text = (folder / f"{name}.py").read_text(encoding="utf-8")
+    used = sorted(set(re.findall(r"backends\.(cpu_\w+) import", text)))
+    content = b"".join((folder / f"{each}.py").read_bytes() for each in used)
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    assert f"\n# digest of the kernels that numba compiles into these: {digest}\n" in text

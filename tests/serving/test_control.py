@@ -249,10 +249,11 @@ def test_what_is_cached_is_saved_at_the_end(
 
 
 def test_timing_may_take_longer_the_larger_the_model_is():
-    """One round of prompts and batches fits in, at a sixth of the speed of one core."""
-    large = model_shape("llama3-8b")
+    """One round of prompts and batches fits in, at a sixth of the speed of one core; an hour is the most."""
+    shape = model_shape("lab-100m")
     assert 120 < measuring_limit_s(model_shape("lab-tiny")) < 122
-    assert measuring_limit_s(large) > 4816 * 2 * large.parameters / 5e9
+    assert measuring_limit_s(shape) > 4816 * 2 * shape.parameters / 5e9
+    assert measuring_limit_s(model_shape("llama3-8b")) == 3600
 
 
 @pytest.mark.parametrize(

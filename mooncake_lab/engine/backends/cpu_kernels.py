@@ -2,8 +2,8 @@
 
 One launch each instead of five to ten torch operators: at small batches the launches are what a decode step
 costs. Numbers are float32, or bfloat16 as uint16 (its upper half), widened on load and rounded on store.
-The kernels compile on first use and are cached beside this file. `cpu_step.py` uses some of them: after an edit
-here touch it too, for numba's cache looks at one file only.
+The kernels compile on first use and are cached beside this file. numba's cache looks at the content of one
+file only, so a file whose kernels use those of others holds a digest of them, which a test checks.
 """
 
 # numba's decorators and overloads are untyped
@@ -84,6 +84,8 @@ def fetch(context: Any, array: Any, place: Any, lines: Any) -> Any:  # noqa: ARG
 
 LOWEST = np.float32(-1e30)
 """Below any score; infinity would not survive fast arithmetic."""
+_LOWEST_ORDERED = np.int32(int(LOWEST.view(np.int32)) ^ 0x7FFFFFFF)
+"""The same as the integers of `highest_of`."""
 
 
 BASE_TWO = np.float32(1.44269504)
@@ -92,7 +94,7 @@ BASE_TWO = np.float32(1.44269504)
 
 @register_jitable
 def power_of_two(x: Any) -> Any:
-    """`2 ** x` for x <= 0 to 2e-7, without a call, so that loops over it vectorise."""
+    """`2 ** x` for x <= 0, with an error of at most 2e-7, without a call, so that loops over it vectorise."""
     x = max(x, np.float32(-126.0))
     whole = np.floor(x + np.float32(0.5))
     rest = x - whole
@@ -112,14 +114,14 @@ def highest_of(scores: Floats, row: int, count: int) -> Any:
 
     Compared as integers of the same order, because a loop over maxima of floats does not vectorise.
     """
-    top = np.int32(-(2**31))
+    top = _LOWEST_ORDERED
     for t in range(count):
         bits = np.float32(scores[row, t]).view(np.int32)
         top = max(top, bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-    return max(LOWEST, np.int32(top ^ ((top >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32))
+    return np.int32(top ^ ((top >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
 
 
-@njit(parallel=True, fastmath=True, nogil=True, cache=True)
+@njit(parallel=True, fastmath=True, error_model="numpy", nogil=True, cache=True)
 def add_norm(
     hidden: Stored, update: Stored, weight: Stored, epsilon: np.float32, add: bool, normed: Stored
 ) -> None:
@@ -148,7 +150,7 @@ def add_norm_row(
         normed[row, x] = narrow(widen(shrunk) * widen(weight[x]), hidden[row, x])
 
 
-@njit(parallel=True, fastmath=True, nogil=True, cache=True)
+@njit(parallel=True, fastmath=True, error_model="numpy", nogil=True, cache=True)
 def rotate_and_store(
     qkv: Stored,
     cosines: Floats,
@@ -199,7 +201,7 @@ def rotate_row(
             stored[x] = narrow(widen(qkv[row, column + x]), stored[x])
 
 
-@njit(parallel=True, fastmath=True, nogil=True, cache=True)
+@njit(parallel=True, fastmath=True, error_model="numpy", nogil=True, cache=True)
 def silu_and_multiply(gate_up: Stored, out: Stored) -> None:
     """`out = silu(gate) * up`, arrays (tokens, 2 * width) and (tokens, width)."""
     for row in prange(len(out)):
@@ -218,7 +220,7 @@ def silu_and_multiply_row(row: int, gate_up: Stored, out: Stored) -> None:
         out[row, x] = narrow(widen(activated) * widen(gate_up[row, width + x]), out[row, x])
 
 
-@njit(parallel=True, fastmath=True, nogil=True, cache=True)
+@njit(parallel=True, fastmath=True, error_model="numpy", nogil=True, cache=True)
 def paged_decode(
     query: Stored, keys: Stored, values: Stored, tables: Ints, lengths: Ints, threads: int, out: Stored
 ) -> None:
@@ -232,7 +234,7 @@ def paged_decode(
         _decode_heads(item % rows, first, last, query, keys, values, tables, lengths, out)
 
 
-@njit(fastmath=True, nogil=True, cache=True)
+@njit(fastmath=True, error_model="numpy", nogil=True, cache=True)
 def _decode_heads(
     row: int, first_head: int, last_head: int, query: Stored, keys: Stored, values: Stored, tables: Ints,
     lengths: Ints, out: Stored,

@@ -7,6 +7,7 @@ score so far, the sum of weights and the values mixed by them.
 
 # numba's decorators are untyped, and it adds an intrinsic's first argument
 # pyright: basic, reportCallIssue=false
+# digest of the kernels that numba compiles into these: 732c6b062c16ed2c
 
 from typing import Final
 
@@ -33,7 +34,7 @@ _CHUNK: Final = 256
 """Tokens of context at a time, a multiple of `LANES`."""
 
 
-@njit(parallel=True, fastmath=True, nogil=True, cache=True)
+@njit(parallel=True, fastmath=True, error_model="numpy", nogil=True, cache=True)
 def paged_prefill(query: Stored, keys: Stored, values: Stored, table: Ints, cached: int, out: Stored) -> None:
     """The tokens of `query` (tokens, heads, width) attend to `cached` tokens and causally to themselves."""
     tokens, heads, _ = query.shape
@@ -47,7 +48,7 @@ def paged_prefill(query: Stored, keys: Stored, values: Stored, table: Ints, cach
         _attend_tile(item // tiles, start, min(size, tokens - start), query, keys, values, table, cached, out)
 
 
-@njit(fastmath=True, nogil=True, cache=True)
+@njit(fastmath=True, error_model="numpy", nogil=True, cache=True)
 def _attend_tile(
     head: int, start: int, tokens: int, query: Stored, keys: Stored, values: Stored, table: Ints, cached: int,
     out: Stored,
@@ -79,7 +80,7 @@ def _attend_tile(
             out[token, column + x] = narrow(mixed[row, x] / total[row], out[token, column + x])
 
 
-@njit(fastmath=True, nogil=True, cache=True)
+@njit(fastmath=True, error_model="numpy", nogil=True, cache=True)
 def _attend_rows(
     row: int, group: int, seen: int, scaled: Floats, turned: Floats, mixing: Floats, scores: Floats,
     highest: Floats, total: Floats, mixed: Floats,

@@ -1,8 +1,8 @@
 """A small product that keeps all its sums in registers, written as LLVM instructions.
 
 numba's own loops store a sum to memory and load it again, or use more registers than a processor has. Here each
-register is named: `multiply_tile` is the microkernel of matrix products (GEMM) as BLIS describes it. It exists in
-compiled code only. After an edit here touch the files that use it, because numba's cache looks at one file only.
+sum is a vector that the compiler keeps in registers: `multiply_tile` is the microkernel of matrix products (GEMM)
+as BLIS describes it. It exists in compiled code only.
 """
 
 # numba's decorators and intrinsics are untyped
@@ -32,7 +32,9 @@ def multiply_tile(  # compiled code has no objects
     _: Any, inputs: Any, row: Any, first: Any, rows: Any, depth: Any, weights: Any, start: Any, stride: Any,
     ahead: Any, out: Any, out_row: Any, column: Any, add: Any,
 ) -> Any:  # fmt: skip
-    """`out[out_row:][:rows, column:][:LANES]`, set or added to: rows of inputs times `depth` vectors of weights.
+    """`out[out_row : out_row + rows, column : column + LANES]`: rows of inputs times `depth` vectors of weights.
+
+    All arrays are contiguous. All `LANES` columns are written, so `out` must have them.
 
     Args:
         inputs: float32 (rows, inputs).
