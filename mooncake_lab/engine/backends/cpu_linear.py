@@ -18,7 +18,7 @@ import torch
 from numba import njit, prange
 
 from mooncake_lab.engine.backends.cpu_kernels import Floats, Stored
-from mooncake_lab.engine.backends.cpu_threads import share_out
+from mooncake_lab.engine.backends.cpu_threads import reserve_threads, share_out
 from mooncake_lab.engine.backends.cpu_tiles import LANES, ROWS, SET, multiply_tile
 from mooncake_lab.engine.backends.onednn import bfloat16_linear, multiplies_bfloat16
 from mooncake_lab.engine.backends.protocol import Linear
@@ -61,6 +61,7 @@ class CpuLinear:
 
 def cpu_linears(weights: Sequence[torch.Tensor]) -> tuple[CpuLinear, ...]:
     """Linear operators of float32 or bfloat16 weights of one shape; their panels lie in one piece of memory."""
+    reserve_threads()
     first = weights[0]
     wide = first.dtype == torch.bfloat16 and multiplies_bfloat16()
     count = -(-len(first) // LANES)
