@@ -9,7 +9,6 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Final
 
 import torch
 
-from mooncake_lab.bench.peaks import PeakCandidate, peak_of, products, streams
+from mooncake_lab.bench.peaks import peak_of, products, streams
 from mooncake_lab.core import GIB, MIB
 from mooncake_lab.engine.reference import Clock
 from mooncake_lab.perf import Hardware
@@ -73,7 +72,6 @@ def measure_peaks(
     side: int | None = None,
     copy_bytes: int | None = None,
     repeats: int = 5,
-    also: Sequence[PeakCandidate] = (),
     clock: Clock = time.perf_counter,
 ) -> Hardware:
     """This machine as hardware: the best rates of the candidates of `peaks`, FLOP/s and bytes/s.
@@ -83,7 +81,6 @@ def measure_peaks(
         side: rows and columns of the matrices; large enough for the device by default.
         copy_bytes: size of the array read or copied; by default larger than any cache.
         repeats: calls of each candidate, of which the best counts.
-        also: further candidates that read memory.
         clock: source of seconds.
     """
     side = side or (8192 if device == "cuda" else 1024)
@@ -92,7 +89,7 @@ def measure_peaks(
         peak_of(list(products(dtype, side, device)), repeats, device, clock)
         for dtype in (torch.float32, torch.bfloat16)
     )
-    memory = peak_of([*streams(copy_bytes, device), *also], repeats, device, clock)
+    memory = peak_of(list(streams(copy_bytes, device)), repeats, device, clock)
     return Hardware(
         name="this-gpu" if device == "cuda" else "this-cpu",
         devices=1,
