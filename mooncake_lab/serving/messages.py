@@ -18,7 +18,7 @@ from mooncake_lab.core import DecodeStretch
 from mooncake_lab.net.wire import ProtocolError
 from mooncake_lab.perf import ModelShape
 
-VERSION: Final = 9
+VERSION: Final = 10
 """The version of this protocol; both sides send theirs before anything else."""
 MOST_BODY_BYTES: Final = 16 * 1024**2
 """The largest frame: a prompt of four million tokens."""
@@ -169,6 +169,9 @@ WorkerEvent: TypeAlias = (
 )
 """Events of the coordinator that workers report; the runtime changes their times to those of the run."""
 
+PromptEvent: TypeAlias = events.PrefixFetched | events.TierRead | events.PrefillDone
+"""What a prefill worker reports of a prompt and the log records."""
+
 
 class Report(msgspec.Struct, frozen=True, tag=31):
     """What happened at a worker, in order."""
@@ -274,8 +277,11 @@ class EndTransfer(msgspec.Struct, frozen=True, kw_only=True, tag=63):
 
     job: Job
     first_token: int
-    prefilled: events.PrefillDone
-    """How the prefill was: its worker may go down before it reports that."""
+    reports: tuple[PromptEvent, ...]
+    """What the prefill worker reported of this prompt; the last is its `PrefillDone`.
+
+    The decode worker reports it again, before its own events: the prefill worker may go down first, or be later.
+    """
 
 
 class GetBlocks(msgspec.Struct, frozen=True, tag=64):

@@ -198,6 +198,18 @@ def test_a_prefix_from_the_pool_is_recorded():
         assert found == recorded
 
 
+def test_a_decode_worker_that_is_heard_first_reports_what_the_prefill_worker_did():
+    """It reports the fetch, the reading and the prefill again; each is recorded once, whoever is heard first."""
+    run = make_runtime(PAIR)
+    arrive(run)
+    for _ in range(2):
+        run.tell(e.PrefixFetched, attempt=A, source=c.POOL, worker="prefill-0", start_s=0.0, bytes=9)
+        run.tell(e.TierRead, attempt=A, worker="prefill-0", start_s=0.0, bytes=5)
+        prefill(run)
+    kinds = (Moved, Prefilled)
+    assert [getattr(r, "bytes", None) for r in run.log if isinstance(r, kinds)] == [9, 5, None]
+
+
 def test_kvcache_that_arrives_in_parts():
     """Each part is recorded, until the whole is there; only the last starts the decode."""
     run = make_runtime(PAIR)

@@ -123,6 +123,8 @@ class APIServer:
     def __init__(self, settings, believed, pool, address):
         self.settings, self.believed, self.pool = settings, believed, pool
         self.endings = []
+        self.watch = lambda _: None
+        """Called with each record of the log, on the server's thread."""
         self.address = Address(**{"token": self.token, "drain_s": 5, "port": 0} | address)
         self.listener, self.url = listen(self.address.host, self.address.port)
         self.ready = threading.Event()
@@ -136,6 +138,7 @@ class APIServer:
         def write(record):
             self.log.append(record)
             telemetry.note(record)
+            self.watch(record)
 
         async with ClusterRuntime(
             *self.settings, model=self.believed, pool=self.pool, write=write

@@ -1,6 +1,7 @@
 """Faults in the middle of work: nothing that was accepted is lost or answered wrongly, and capacity comes back."""
 
 import asyncio
+import itertools
 import os
 import signal
 import threading
@@ -11,10 +12,11 @@ import pytest
 from waiting import until
 
 from mooncake_lab.batching import named_policy
-from mooncake_lab.core import Placed
+from mooncake_lab.core import DecodeStretch, Placed
 from mooncake_lab.metrics import check_log
 
 MODEL = "random:lab-tiny"
+TOKENS = 300  # of an answer: a worker is killed after ten steps and far from the last
 
 FAULTS = {
     "prefill worker killed": lambda live: live.kill("prefill-0"),
@@ -66,34 +68,33 @@ def test_sampled_tokens_survive_a_kill(open_api):
     """A draw depends on seed and position alone: streams cut by a kill go on as they would have."""
     prompts = [[i, 7, 9] * 20 for i in range(12)]
 
-    async def streams(api, kill_after=None):
-        shown = 0
-
+    async def streams(api):
         async def one(client, i):
-            nonlocal shown, kill_after
             stream = await client.completions.create(
-                model=MODEL, prompt=prompts[i], max_tokens=100, temperature=0.9, top_p=0.95, seed=i, stream=True,
-                extra_body={"return_token_ids": True, "ignore_eos": True},
+                model=MODEL, prompt=prompts[i], max_tokens=TOKENS, temperature=0.9, top_p=0.95, seed=i,
+                stream=True, extra_body={"return_token_ids": True, "ignore_eos": True},
             )  # fmt: skip
-            tokens = []
-            async for part in stream:
-                for choice in part.choices:
-                    tokens += choice.token_ids
-                    shown += len(choice.token_ids)
-                if kill_after is not None and shown > kill_after:
-                    kill_after = None
-                    os.kill(api.runtime.supervisor.links["decode-0"].ready.pid, signal.SIGKILL)
-            return tokens
+            return [token async for part in stream for choice in part.choices for token in choice.token_ids]
 
         async with openai.AsyncOpenAI(base_url=f"{api.url}/v1", api_key=api.token, max_retries=0) as client:
             return await asyncio.gather(*(one(client, i) for i in range(len(prompts))))
 
     with open_api(decode_nodes=2) as api:
+        pid = api.runtime.supervisor.links["decode-0"].ready.pid
+
+        steps = itertools.count(1)
+
+        def kill(record):
+            """A worker that decodes, when the cluster hears of its tenth step."""
+            if isinstance(record, DecodeStretch) and record.instance == "decode-0" and next(steps) == 10:
+                os.kill(pid, signal.SIGKILL)
+
         undisturbed = asyncio.run(streams(api))
         placements = metric(api, "mooncake_placements_total")
-        assert asyncio.run(streams(api, kill_after=24)) == undisturbed
+        api.watch = kill
+        assert asyncio.run(streams(api)) == undisturbed
         assert metric(api, "mooncake_placements_total") > placements + len(prompts)  # some a second time
-    assert all(len(tokens) == 100 for tokens in undisturbed)
+    assert all(len(tokens) == TOKENS for tokens in undisturbed)
     assert len({tuple(tokens) for tokens in undisturbed}) == len(prompts)
 
 

@@ -47,8 +47,11 @@ LAYOUT = KVLayout(fingerprint=b"f" * 16, layers=2, kv_heads=2, head_width=4, dty
 BLOCKS = replace(LAYOUT, block_tokens=4)
 WHO = Identity(name="sender", token=b"t" * 32, fingerprint=LAYOUT.fingerprint, timeout_s=1.0)
 JOB = Job(1, 1, 1)
-PREFILLED = events.PrefillDone(
-    at_s=1.0, attempt=JOB.attempt, worker="prefill-0", start_s=0.0, computed_tokens=5, reused_tokens=0
+REPORTS = (
+    events.PrefixFetched(at_s=0.5, attempt=JOB.attempt, worker="prefill-0", source="pool", start_s=0.0, bytes=9),
+    events.PrefillDone(
+        at_s=1.0, attempt=JOB.attempt, worker="prefill-0", start_s=0.0, computed_tokens=5, reused_tokens=0
+    ),
 )
 
 
@@ -115,11 +118,11 @@ def test_pieces_make_a_whole(way, request, came):
             message, values = piece(layer, start, tokens)
             sender.send(message, [bytes_of(values)])
             sent[layer, start] = values
-    sender.send(EndTransfer(job=JOB, first_token=7, prefilled=PREFILLED))
+    sender.send(EndTransfer(job=JOB, first_token=7, reports=REPORTS))
     delivery = came.get(timeout=10)
     sender.close()
     assert failed.empty()
-    assert delivery.first_token == 7
+    assert (delivery.first_token, delivery.reports) == (7, REPORTS)
     for layer, tensor in enumerate(delivery.kv.layers):
         assert torch.equal(tensor[:, 2:], sent[layer, 2])
         assert torch.equal(tensor[:, :2], sent[layer, 0][:, :2])
@@ -132,7 +135,7 @@ def send_one_token(sender):
     for layer in range(2):
         message, values = piece(layer, 0, 1)
         sender.send(message, [bytes_of(values)])
-    sender.send(EndTransfer(job=JOB, first_token=7, prefilled=PREFILLED))
+    sender.send(EndTransfer(job=JOB, first_token=7, reports=REPORTS))
 
 
 @pytest.mark.parametrize("most_bytes", [1, 64, 3 * 64, 5 * 64, 2**20])
@@ -282,7 +285,7 @@ def test_wrong_token_and_model(reception):
         (StartTransfer(job=JOB, tokens=65), 0, "65 tokens"),
         (StartTransfer(job=JOB, tokens=5), 8, "8 bytes behind"),
         (KVChunk(job=JOB, layer=0, start=0, tokens=1), 64, "never began"),
-        (EndTransfer(job=JOB, first_token=0, prefilled=PREFILLED), 0, "before all"),
+        (EndTransfer(job=JOB, first_token=0, reports=REPORTS), 0, "before all"),
         (Ack(), 0, "no question"),
     ],
 )
@@ -340,7 +343,7 @@ def test_a_job_under_way_on_a_broken_connection_is_reported(reception, came):
     senders.to(reception.port)
     assert senders.to(port) is sender
     senders.to(port).send(piece(1, 0, 1)[0], [bytes_of(piece(1, 0, 1)[1])])
-    senders.to(port).send(EndTransfer(job=JOB, first_token=7, prefilled=PREFILLED))
+    senders.to(port).send(EndTransfer(job=JOB, first_token=7, reports=REPORTS))
     job, reason = came.get(timeout=10)
     assert job == JOB
     assert "could not be delivered" in reason
@@ -357,7 +360,7 @@ def test_bytes_that_wait_are_bounded(monkeypatch, came, reception):
             message, values = piece(layer, start, 1)
             sender.send(message, [bytes_of(values)])
             most = max(most, sender._waiting_bytes)
-    sender.send(EndTransfer(job=JOB, first_token=7, prefilled=PREFILLED))
+    sender.send(EndTransfer(job=JOB, first_token=7, reports=REPORTS))
     assert came.get(timeout=10).first_token == 7
     assert most <= 2 * LAYOUT.layer_bytes
     sender.close()
@@ -369,7 +372,7 @@ def test_a_receiver_that_does_not_answer_fails_the_job():
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         sender = KVSender(deaf.getsockname()[1], WHO, lambda job, reason: failed.put((job, reason)))
         sender.send(StartTransfer(job=JOB, tokens=5))
-        sender.send(EndTransfer(job=JOB, first_token=0, prefilled=PREFILLED))
+        sender.send(EndTransfer(job=JOB, first_token=0, reports=REPORTS))
         job, reason = failed.get(timeout=30)
         sender.close()
     assert job == JOB

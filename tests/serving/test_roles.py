@@ -135,6 +135,11 @@ class Bench:
         assert covered == [start.tokens] * self.layout.layers
         return layers, end.first_token
 
+    def relayed(self, order):
+        """What the decode worker was told to report of a prompt again."""
+        [end] = [m for m, _ in self.sent.messages if isinstance(m, EndTransfer) and m.job == order.job]
+        return list(end.reports)
+
     def told(self, kind):
         return [event for report in self.reports if isinstance(report, Report) for event in report.events
                 if isinstance(event, kind)]  # fmt: skip
@@ -195,8 +200,10 @@ def test_what_was_read_from_the_ssd_is_reported_and_rises(tmp_path):
     keys = set(bench.keys(prompt))
     updates = [each for each in bench.reports if isinstance(each, CacheUpdate)]
     assert keys <= set().union(*(each.demoted for each in updates)), "the cluster knows what is on the SSD only"
-    assert same(bench.serve(bench.order(prompt, n=11)), computed)
+    order = bench.order(prompt, n=11)
+    assert same(bench.serve(order), computed)
     [read] = bench.told(events.TierRead)
+    assert bench.relayed(order) == [read, bench.told(events.PrefillDone)[-1]], "whichever worker is heard first"
     assert read.attempt.request_id == 11
     assert read.bytes == 64 * bench.layout.bytes_per_token
     assert read.start_s <= read.at_s <= bench.told(events.PrefillDone)[-1].at_s
@@ -457,10 +464,13 @@ def test_what_a_holder_lacks_comes_from_the_pool(monkeypatch, pooled):
 
     monkeypatch.setattr(prefill_module, "fetch_layers", lambda *_: (layer[:2] for layer in kept))
     monkeypatch.setattr(bench.role._cache, "pooled", pool)
-    assert same(bench.serve(bench.order(prompt, n=2, fetch=Fetch("prefill-1", 9, 4))), computed)
+    order = bench.order(prompt, n=2, fetch=Fetch("prefill-1", 9, 4))
+    assert same(bench.serve(order), computed)
     size = BLOCK * bench.layout.bytes_per_token
     expected = [("prefill-1", 2 * size), ("pool", pooled * size)]
-    assert [(one.source, one.bytes) for one in bench.told(events.PrefixFetched)] == expected[: 1 + (pooled > 0)]
+    fetched = bench.told(events.PrefixFetched)
+    assert [(one.source, one.bytes) for one in fetched] == expected[: 1 + (pooled > 0)]
+    assert bench.relayed(order) == [*fetched, bench.told(events.PrefillDone)[-1]]
     assert bench.told(events.PrefillDone)[-1].reused_tokens == (2 + pooled) * BLOCK
 
 

@@ -10,7 +10,6 @@ from typing import Final, NamedTuple, final
 import numpy as np
 import torch
 
-from mooncake_lab.cluster import events
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.engine.kv_layout import Bytes, KVLayout, bytes_of
 from mooncake_lab.net import wire
@@ -44,7 +43,8 @@ class ReceivedKV:
     kv: KVSpan
     first_token: int
     moves: tuple[Move, ...]
-    prefilled: events.PrefillDone
+    reports: tuple[messages.PromptEvent, ...]
+    """What its prefill worker reported of it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -228,7 +228,7 @@ class KVReceiver:
                 kv=self._layout.span(done.layers),
                 first_token=message.first_token,
                 moves=tuple(moves),
-                prefilled=message.prefilled,
+                reports=message.reports,
             )
         )
 

@@ -116,7 +116,7 @@ class DecodeRole:
         last = came.moves[-1]
         self._context.report(
             job,
-            came.prefilled,
+            *came.reports,
             *(
                 events.KVArrived(
                     at_s=m.end_s, attempt=attempt, start_s=m.start_s, bytes=m.bytes, is_last=m is last

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, final
 
@@ -55,6 +55,8 @@ class Prompt:
     """What is loaded while it is computed."""
     reused_tokens: int = 0
     """Of that, as far as it is known when the prompt begins."""
+    reports: list[messages.PromptEvent] = field(default_factory=list[messages.PromptEvent])
+    """What was reported of it."""
 
     def stop_fetch(self) -> None:
         """Wait for no prefix from elsewhere any more; blocks that still come are dropped."""
@@ -165,8 +167,8 @@ class PrefillRole:
         """The leading blocks of these keys that are here, for another worker; runs on its connection's thread."""
         held = self._cache.prefix(keys)
         for number, layer in enumerate(held.layers(), 1):
-            if number == self._layout.layers:
-                self._report_tier_read(held, job)
+            if number == self._layout.layers and (read := self._tier_read(held, job)) is not None:
+                self._context.report(job, read)
             yield layer
 
     def _accept(self, order: messages.PrefillOrder) -> None:
@@ -244,7 +246,7 @@ class PrefillRole:
                     start_s=arriving.start_s,
                     bytes=size,
                 )
-                self._context.report(prompt.order.job, fetched)
+                self._report(prompt, fetched)
 
     def _use_pool(self, address: str | None) -> None:
         """Use the pool at an address, or none."""
@@ -299,29 +301,39 @@ class PrefillRole:
             reused_tokens=reused,
         )
         assert prompt.held is not None  # noqa: S101  # it has begun
-        self._report_tier_read(prompt.held, job)
-        context.report(job, prefilled, tokens=[(job.request_id, result.first_token)])
+        if (read := self._tier_read(prompt.held, job)) is not None:
+            self._report(prompt, read)
+        self._report(prompt, prefilled, tokens=[(job.request_id, result.first_token)])
         if not context.spec.streams_layers and result.kv.tokens:
             for layer, tensor in enumerate(result.kv.layers):
                 _send_layer(prompt.sender, job, layer, result.kv.start, tensor)
-        prompt.sender.send(messages.EndTransfer(job=job, first_token=result.first_token, prefilled=prefilled))
+        prompt.sender.send(
+            messages.EndTransfer(job=job, first_token=result.first_token, reports=tuple(prompt.reports))
+        )
         if context.spec.prefix_caching:
             self._cache.keep(prompt.keys, result.kv)
             self._update(self._cache.news(prompt.keys))
 
-    def _report_tier_read(self, held: HeldPrefix, job: Job) -> None:
-        """What of a prefix came from the SSD is in DRAM from now on."""
-        if held.ssd_bytes:
-            read = events.TierRead(
-                at_s=held.ssd_end_s,
-                attempt=job.attempt,
-                worker=self._context.spec.name,
-                start_s=held.ssd_start_s,
-                bytes=held.ssd_bytes,
-            )
-            self._context.report(job, read)
-            with suppress(RuntimeError):  # the worker ends
-                self._background.submit(self._promote, held.keys)
+    def _tier_read(self, held: HeldPrefix, job: Job) -> events.TierRead | None:
+        """Copy what of a prefix came from the SSD to DRAM, in the background; the report of that, if any did."""
+        if not held.ssd_bytes:
+            return None
+        with suppress(RuntimeError):  # the worker ends
+            self._background.submit(self._promote, held.keys)
+        return events.TierRead(
+            at_s=held.ssd_end_s,
+            attempt=job.attempt,
+            worker=self._context.spec.name,
+            start_s=held.ssd_start_s,
+            bytes=held.ssd_bytes,
+        )
+
+    def _report(
+        self, prompt: Prompt, event: messages.PromptEvent, *, tokens: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Report an event of a prompt; its decode worker will report it too."""
+        prompt.reports.append(event)
+        self._context.report(prompt.order.job, event, tokens=tokens)
 
     def _promote(self, keys: Sequence[bytes]) -> None:
         self._cache.promote(keys)
