@@ -35,6 +35,17 @@ def cluster(open_cluster):
         yield live
 
 
+def kill_at_step(number, name, pid):
+    """Kills a worker when the cluster hears of this step of its decoding: called with each record of the log."""
+    steps = itertools.count(1)
+
+    def watch(record):
+        if isinstance(record, DecodeStretch) and record.instance == name and next(steps) == number:
+            os.kill(pid, signal.SIGKILL)
+
+    return watch
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_nothing_is_lost_or_wrong(cluster, traced, expected, fault):
     """After a kill or a broken connection under load, every request has the tokens of an undisturbed run."""
@@ -54,10 +65,8 @@ def test_coupled_worker_killed(open_cluster, traced, expected, batching):
     """The baseline keeps the promise too: what ran on a killed coupled worker ends on another, token for token."""
     requests = traced(24, output_tokens=24)
     with open_cluster(coupled_nodes=2, batching=named_policy(batching)) as live:
-        timer = threading.Timer(0.15, live.kill, ("coupled-0",))
-        timer.start()
+        live.on_record = kill_at_step(10, "coupled-0", live.pids()["coupled-0"])
         log = live.run(requests)
-        timer.join()
         assert live.outputs == expected(requests)
         assert until(lambda: len(live.pids()) == 2)
     assert check_log(log) == ()
@@ -80,18 +89,9 @@ def test_sampled_tokens_survive_a_kill(open_api):
             return await asyncio.gather(*(one(client, i) for i in range(len(prompts))))
 
     with open_api(decode_nodes=2) as api:
-        pid = api.runtime.supervisor.links["decode-0"].ready.pid
-
-        steps = itertools.count(1)
-
-        def kill(record):
-            """A worker that decodes, when the cluster hears of its tenth step."""
-            if isinstance(record, DecodeStretch) and record.instance == "decode-0" and next(steps) == 10:
-                os.kill(pid, signal.SIGKILL)
-
         undisturbed = asyncio.run(streams(api))
         placements = metric(api, "mooncake_placements_total")
-        api.watch = kill
+        api.watch = kill_at_step(10, "decode-0", api.runtime.supervisor.links["decode-0"].ready.pid)
         assert asyncio.run(streams(api)) == undisturbed
         assert metric(api, "mooncake_placements_total") > placements + len(prompts)  # some a second time
     assert all(len(tokens) == TOKENS for tokens in undisturbed)
