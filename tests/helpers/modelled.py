@@ -82,6 +82,7 @@ class Job:
     read: bool = False
     started: bool = False
     prefilled: bool = False
+    sources: set[str] = field(default_factory=set)
     arrived: bool = False
     start: e.StartDecode | None = None
     loaded: bool = False

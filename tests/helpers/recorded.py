@@ -126,8 +126,11 @@ class Follower(Runtime):
         return self.jobs[event.attempt] if current else None
 
     def _fetched(self, event):
-        self.jobs[event.attempt].fetched = True
-        self.moved[event.attempt.request_id, event.source, event.worker] += event.bytes > 0
+        job = self.jobs[event.attempt]
+        job.fetched = True
+        if event.source not in job.sources:  # two workers report it
+            job.sources.add(event.source)
+            self.moved[event.attempt.request_id, event.source, event.worker] += event.bytes > 0
 
     def _started(self, event):
         job = self.prompts[event.worker].get(event.attempt)

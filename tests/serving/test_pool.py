@@ -246,7 +246,7 @@ def test_a_holder_that_stalls_holds_nobody(open_cluster, expected):
         log = live.run([turn(1, conversation=1)])
         assert live.outputs == expected([turn(1, conversation=1)])
         assert live.pids()["prefill-0"] == pid
-    [fetched] = [event for event, _ in live.events if isinstance(event, events.PrefixFetched)]
+    [fetched] = {event for event, _ in live.events if isinstance(event, events.PrefixFetched)}
     assert (fetched.source, fetched.bytes) == ("prefill-0", 0)
     assert reused(log) == {1: 0}
 
