@@ -42,6 +42,7 @@ help: ## List the targets
 
 book: notebooks ## Execute the chapters and render the book; ends with the path to open [SCALE SEED]
 	@$(BIN)/python -m mooncake_lab.batch.statements book $(if $(REQUIRE_RECORD),--require-record)
+	@$(BIN)/python -m mooncake_lab.playground.assets book/_static/playground --cache build/pyodide
 	@$(BIN)/python -m mooncake_lab.batch.render book
 
 notebooks: $(ENV) ## Execute the chapters that changed, in parallel [SCALE SEED]
@@ -115,7 +116,7 @@ format: $(ENV) ## Put code and notebooks into shape
 	@$(BIN)/nbstripout $(NBSTRIPOUT) notebooks/*.ipynb notebooks/assignments/*.ipynb
 
 clean: ## Remove what can be made again, except the environment
-	@rm -rf book/_build book/chapters book/_generated tests/site/screenshots build/kernels
+	@rm -rf book/_build book/chapters book/_generated book/_static/playground tests/site/screenshots build/kernels build/pyodide
 	@rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find mooncake_lab tests book -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -120,13 +120,19 @@ def chapter(visit) -> Visit:
     return visit
 
 
+@pytest.fixture(scope="session")
+def visit_to(browser, address):
+    """A function that opens a page; who opens it closes it."""
+    return functools.partial(Visit, browser, address)
+
+
 @pytest.fixture
-def open_page(browser, address):
+def open_page(visit_to):
     """A function that opens a page for one test alone."""
     visits: list[Visit] = []
 
     def opened(path: str) -> Visit:
-        visits.append(Visit(browser, address, path))
+        visits.append(visit_to(path))
         return visits[-1]
 
     yield opened

@@ -1,0 +1,172 @@
+"""The files that the playground's page loads: Python as WebAssembly, wheels, this package, nodes and traces.
+
+    python -m mooncake_lab.playground.assets book/_static/playground --cache build/pyodide
+
+Pyodide and the wheels are fetched once and checked by digest. The traces are twins, because the released ones are
+not ours to publish. The same source gives the same bytes, so that the book is rendered again only when one of them
+has changed.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+import pooch
+
+import mooncake_lab
+from mooncake_lab.core import carried_folder, complete_file
+from mooncake_lab.perf import hardware
+from mooncake_lab.playground.simulator import Node
+from mooncake_lab.testbeds.nodes import device_tokens, node_latency
+from mooncake_lab.workload import write_trace
+from mooncake_lab.workload.twin import make_twin
+
+PYODIDE_URL: Final = "https://registry.npmjs.org/pyodide/-/pyodide-314.0.7.tgz"
+PYODIDE_SHA256: Final = "66b7949e5a0cba2250b586d7e368bf12fb482800748d182c4618254b685ffaa0"
+PYODIDE_FILES: Final = (
+    "pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json",
+)  # fmt: skip
+WHEELS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "msgspec==0.22.0": "a66b1766311e42371e509c996c3933b161c7ae0eabdf361af5316dec197e1022",
+        "platformdirs==4.14.5": "8e778c6fa421516f4d3369449f8df3b0e1b72c0e0005fe88e3ec772d0a14e750",
+        "simpy==4.1.2": "43071f84b6512c9b4fcb33ef057f240ccb1d1f3b263f9b4f9229d072e310b372",
+        "typing-extensions==4.16.0": "481caa481374e813c1b176ada14e97f1f67a4539ce9cfeb3f350d78d6370c2e8",
+        "xxhash==4.1.0": "eb2a048fad81ab55ef3e835b8440a73bb7b8b709140a1e9fe77091863b2172c5",
+    }
+)
+"""What the simulator imports, as in `requirements.lock`, with the SHA-256 of each wheel for WebAssembly."""
+PACKAGES: Final = (
+    "core", "perf", "net", "workload", "store", "batching", "conductor", "cluster", "simulation", "metrics",
+    "paper", "playground",
+)  # fmt: skip
+DATA: Final = ("model_shapes.csv", "hardware.csv")
+"""The tables of `data/paper` that these packages read."""
+NODES: Final = ("a800-node", "h800-node", "h200-node")
+TWINS: Final = ("conversation", "toolagent", "synthetic")
+TWIN_REQUESTS: Final = 3000
+_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
+
+
+def write_assets(folder: Path, cache: Path) -> None:
+    """Write all files into a folder; those that would not change stay as they are, and others of it are removed.
+
+    Raises:
+        ConnectionError: when something cannot be fetched.
+        ValueError: when what was fetched has another digest.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(parents=True, exist_ok=True)
+    files = dict(_files(cache))
+    for path in folder.iterdir():
+        if path.name not in files:
+            path.unlink()
+    for name, content in files.items():
+        if not (folder / name).is_file() or (folder / name).read_bytes() != content:
+            with complete_file(folder / name) as file:
+                file.write(content)
+
+
+def _files(cache: Path) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(fetch_pyodide(cache)) as archive:
+        for name in PYODIDE_FILES:
+            member = archive.extractfile(f"package/{name}")
+            assert member is not None  # noqa: S101  # the digest is right
+            yield name, member.read()
+    wheels = fetch_wheels(cache)
+    for wheel in wheels:
+        yield wheel.name, wheel.read_bytes()
+    yield "mooncake_lab.zip", package_zip()
+    yield "nodes.json", nodes()
+    traces = {name: f"{name}.jsonl" for name in TWINS}
+    for name, file_name in traces.items():
+        path = cache / file_name
+        write_trace(path, make_twin(name, seed=0, requests=TWIN_REQUESTS))
+        yield file_name, path.read_bytes()
+    yield "manifest.json", json.dumps({"wheels": [wheel.name for wheel in wheels], "traces": traces}).encode()
+
+
+def nodes() -> bytes:
+    """JSON of the nodes that the page offers, each with LLaMA3-70B, the model of the papers' experiments."""
+    latencies = {name: node_latency(name) for name in NODES}
+    return msgspec.json.encode(
+        {
+            name: Node(latency=latency, device_tokens=device_tokens(hardware(name), latency.shape))
+            for name, latency in latencies.items()
+        }
+    )
+
+
+def package_zip() -> bytes:
+    """The packages that the simulator needs, without a time: the same source gives the same bytes."""
+    root, packed = Path(mooncake_lab.__file__).parent, BytesIO()
+    paths = [root / "__init__.py", *(path for name in PACKAGES for path in sorted((root / name).rglob("*.py")))]
+    entries = {path.relative_to(root.parent).as_posix(): path for path in paths}
+    entries |= {f"mooncake_lab/data/paper/{name}": carried_folder("paper") / name for name in DATA}
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, path in entries.items():
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), path.read_bytes(), zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
+
+
+def fetch_pyodide(cache: Path) -> Path:
+    """The archive of Pyodide."""
+    try:
+        return Path(pooch.retrieve(PYODIDE_URL, f"sha256:{PYODIDE_SHA256}", PYODIDE_URL.rpartition("/")[2], cache))
+    except OSError as error:
+        raise ConnectionError(
+            f"could not fetch {PYODIDE_URL} ({error}); connect to the internet, or put that file into {cache}"
+        ) from error
+
+
+def fetch_wheels(cache: Path) -> list[Path]:
+    """The wheels, from the package index that pip is configured for."""
+    wanted = cache / "requirements.txt"
+    wanted.write_text("".join(f"{name} --hash=sha256:{digest}\n" for name, digest in WHEELS.items()))
+    folder = cache / "wheels"
+    command = [
+        sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:",
+        "--implementation", "cp", "--python-version", "3.14", "--abi", "cp314", "--abi", "none",
+        "--platform", "pyemscripten_2026_0_wasm32", "--platform", "any",
+        "--dest", str(folder), "--requirement", str(wanted),
+    ]  # fmt: skip
+    found = sorted(folder.glob("*.whl"))
+    if {_pin(path) for path in found} != set(WHEELS):
+        for path in found:
+            path.unlink()
+        if subprocess.run(command, check=False).returncode:  # noqa: S603 - our own interpreter and arguments
+            raise ConnectionError("pip could not fetch the wheels of the playground; its message is above")
+        found = sorted(folder.glob("*.whl"))
+    return found
+
+
+def _pin(wheel: Path) -> str:
+    name, version, *_ = wheel.name.split("-")
+    return f"{name.replace('_', '-')}=={version}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the files; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m mooncake_lab.playground.assets", description=__doc__)
+    parser.add_argument("folder", type=Path, help="where the page finds its files")
+    parser.add_argument("--cache", type=Path, required=True, help="where what is fetched is kept")
+    said = parser.parse_args(arguments)
+    try:
+        write_assets(said.folder, said.cache)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"The playground's files could not be made: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""What the playground's page runs: one simulated cluster over one trace, without numpy.
+
+In the browser, Pyodide (CPython as WebAssembly) imports this module; the tests import it as it is.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Final, final
+
+import msgspec
+
+from mooncake_lab.cluster import COUPLED_SYSTEMS, ClusterSpec
+from mooncake_lab.conductor import LatencyEstimator, full_decode_s, named_admission, named_placement
+from mooncake_lab.core import SLO, Arrived, Finished, FirstToken, Record, Rejected, TracedRequest, rare_collections
+from mooncake_lab.metrics import RunningSummary
+from mooncake_lab.perf import LatencyModel
+from mooncake_lab.simulation import Cluster
+from mooncake_lab.workload import Trace, read_trace
+
+SEPARATE: Final = "mooncake"
+"""The system whose nodes do either prefill or decode; all others are coupled."""
+SYSTEMS: Final = (SEPARATE, *COUPLED_SYSTEMS)
+PLACEMENTS: Final = ("kvcache_centric", "cache_aware", "load_balance", "fewest_requests", "round_robin", "random")
+ADMISSIONS: Final = ("none", "slo", "after_prefill", "early", "predictive")
+_REPORT_EVERY: Final = 50
+
+_Nodes = Annotated[int, msgspec.Meta(ge=1, le=256)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of node with its model."""
+
+    latency: LatencyModel
+    device_tokens: int
+    """KVCache tokens that fit on its GPUs beside the weights."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a reader chose; each name and number is checked when the run begins."""
+
+    node: str
+    system: str = SEPARATE
+    prefill: _Nodes = 4
+    """Prefill nodes, or all nodes of a coupled system."""
+    decode: _Nodes = 4
+    """Decode nodes; a coupled system has none."""
+    placement: str = "kvcache_centric"
+    """Where the nodes are separate; the requests of a coupled system go to the node with the fewest."""
+    admission: str = "none"
+    requests: Annotated[int, msgspec.Meta(ge=1)] = 1000
+    """How many of the trace's requests, from its beginning."""
+    speed: _Seconds = 1.0
+    """2 lets the requests arrive twice as fast as recorded."""
+    ttft_slo_s: _Seconds = 30.0
+    tbt_slo_s: _Seconds = 0.1
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run gives back to the page."""
+
+    numbers: dict[str, float | int | None]
+    """Those of `run_summary`."""
+    ttft_s: list[float]
+    """Of each request that got a first token, from the shortest."""
+
+
+@final
+class Simulator:
+    """Traces and nodes that runs may use. Mutable: traces are added.
+
+    Args:
+        nodes: JSON of `Node` by name.
+    """
+
+    def __init__(self, nodes: str) -> None:
+        self._nodes = msgspec.json.decode(nodes, type=dict[str, Node])
+        self._traces: dict[str, Trace] = {}
+
+    def read(self, name: str, path: str) -> int:
+        """Read a trace file and keep it under a name; the number of its requests.
+
+        Raises:
+            ValueError: naming the line that is wrong.
+        """
+        self._traces[name] = trace = read_trace(Path(path))
+        return len(trace)
+
+    def run(self, trace: str, settings: str, progress: Callable[[int], object] = lambda _: None) -> str:
+        """Simulate; JSON of the `Result`.
+
+        Args:
+            trace: the name that it was read under.
+            settings: JSON of `Settings`.
+            progress: told now and then how many requests have ended.
+
+        Raises:
+            ValueError: when a setting is not allowed, with what is.
+        """
+        chosen = msgspec.json.decode(settings, type=Settings)
+        node = self._nodes[_one_of("node", chosen.node, self._nodes)]
+        requests = list(_arriving(self._traces[trace], chosen))
+        summary, latencies = RunningSummary(SLO(chosen.ttft_slo_s, chosen.tbt_slo_s)), _FirstTokens(progress)
+        spec = _spec(chosen, node, requests)
+
+        def log(record: Record) -> None:
+            summary.read(record)
+            latencies.read(record)
+
+        with rare_collections():
+            Cluster(spec, node.latency, log=log).run(requests)
+        result = Result(numbers=summary.numbers(), ttft_s=sorted(latencies.ttft_s))
+        return msgspec.json.encode(result).decode()
+
+
+class _FirstTokens:
+    """Reads records for the time to first token of each request. Mutable: it grows."""
+
+    def __init__(self, progress: Callable[[int], object]) -> None:
+        self.ttft_s: list[float] = []
+        self._arrived_s: dict[int, float] = {}
+        self._progress = progress
+        self._ended = 0
+
+    def read(self, record: Record) -> None:
+        """Learn from the next record of the log."""
+        if isinstance(record, Arrived):
+            self._arrived_s[record.request_id] = record.at_s
+        elif isinstance(record, FirstToken):
+            self.ttft_s.append(record.at_s - self._arrived_s.pop(record.request_id))
+        elif isinstance(record, Finished | Rejected):
+            self._ended += 1
+            if self._ended % _REPORT_EVERY == 0:
+                self._progress(self._ended)
+
+
+def _spec(chosen: Settings, node: Node, requests: Sequence[TracedRequest]) -> ClusterSpec:
+    slo, count = SLO(chosen.ttft_slo_s, chosen.tbt_slo_s), len(requests)
+    decode_s = full_decode_s(
+        LatencyEstimator(node.latency),
+        slo,
+        input_tokens=sum(each.request.input_tokens for each in requests) / count,
+        output_tokens=sum(each.output_tokens for each in requests) / count,
+        capacity_tokens=node.device_tokens,
+    )
+    common: dict[str, Any] = {
+        "admission": named_admission(_one_of("admission", chosen.admission, ADMISSIONS), decode_s=decode_s),
+        "slo": slo,
+        "device_tokens": node.device_tokens,
+        "block_size_tokens": requests[0].request.block_size_tokens,
+    }
+    if _one_of("system", chosen.system, SYSTEMS) == SEPARATE:
+        placement = named_placement(_one_of("placement", chosen.placement, PLACEMENTS), seed=0)
+        return ClusterSpec.disaggregated(
+            prefill_nodes=chosen.prefill, decode_nodes=chosen.decode, placement=placement, **common
+        )
+    batching, prefix_caching = COUPLED_SYSTEMS[chosen.system]
+    return ClusterSpec.coupled(
+        nodes=chosen.prefill,
+        batching=batching,
+        prefix_caching=prefix_caching,
+        placement=named_placement("fewest_requests", seed=0),
+        **common,
+    )
+
+
+def _arriving(trace: Trace, chosen: Settings) -> Iterable[TracedRequest]:
+    """The first requests of a trace, at the chosen speed."""
+    for traced in islice(trace.requests(), chosen.requests):
+        request = replace(traced.request, arrival_s=traced.request.arrival_s / chosen.speed)
+        yield replace(traced, request=request)
+
+
+def _one_of(field: str, value: str, allowed: Iterable[str]) -> str:
+    names = tuple(allowed)
+    if value not in names:
+        raise ValueError(f"{field} is {value!r}; allowed are {', '.join(names)}")
+    return value

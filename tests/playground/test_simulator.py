@@ -1,0 +1,175 @@
+"""The playground computes what `mooncake-lab simulate` computes, without numpy, from the files of its page."""
+
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from mooncake_lab.cli import app
+from mooncake_lab.playground import assets
+from mooncake_lab.playground.simulator import ADMISSIONS, PLACEMENTS, SYSTEMS, Result, Simulator
+from mooncake_lab.workload import write_trace
+from mooncake_lab.workload.twin import make_twin
+
+ROOT = Path(__file__).parents[2]
+FORM = (ROOT / "book" / "_static" / "playground.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def trace(tmp_path_factory):
+    """The file of a small trace."""
+    path = tmp_path_factory.mktemp("traces") / "small.jsonl"
+    write_trace(path, make_twin("conversation", seed=1, requests=120))
+    return path
+
+
+@pytest.fixture
+def simulator(trace):
+    """One that has read the trace."""
+    made = Simulator(assets.nodes().decode())
+    assert made.read("small", str(trace)) == 120
+    return made
+
+
+def run(simulator, **settings):
+    """The result of a run of all requests."""
+    told = json.dumps({"node": "a800-node", "requests": 120} | settings)
+    return msgspec.json.decode(simulator.run("small", told), type=Result)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ({"prefill": 2, "decode": 1}, ["--prefill", "2", "--decode", "1"]),
+        (
+            {"prefill": 1, "decode": 2, "placement": "cache_aware", "admission": "early", "speed": 2,
+             "ttft_slo_s": 5},
+            ["--prefill", "1", "--decode", "2", "--placement", "cache_aware", "--admission", "early",
+             "--speed", "2", "--ttft-slo", "5"],
+        ),
+        (
+            {"prefill": 1, "decode": 1, "admission": "predictive", "placement": "random", "tbt_slo_s": 0.05},
+            ["--prefill", "1", "--decode", "1", "--admission", "predictive", "--placement", "random", "--tbt-slo",
+             "0.05"],
+        ),
+        (
+            {"prefill": 3, "system": "vllm_prefix", "node": "h200-node"},
+            ["--coupled", "3", "--batching", "vllm_prefix", "--node", "h200-node"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_page_computes_what_the_command_computes(simulator, trace, settings, options):
+    """The same trace, cluster and limits give the same numbers, to the last bit."""
+    told = CliRunner().invoke(app, ["simulate", str(trace), *options, "--json"])
+    assert told.exit_code == 0, told.output
+    command, page = json.loads(told.stdout), run(simulator, **settings)
+    assert page.numbers == {name: command[name] for name in page.numbers}
+    assert page.ttft_s == sorted(page.ttft_s)
+    assert len(page.ttft_s) + page.numbers["rejected"] >= 120
+    assert page.ttft_s[len(page.ttft_s) // 2] == pytest.approx(page.numbers["ttft_p50_s"], rel=0.1)
+
+
+def test_progress_is_told(simulator):
+    """A page that simulates for long can say how far it is."""
+    seen = []
+    simulator.run("small", json.dumps({"node": "a800-node", "requests": 120}), seen.append)
+    assert seen == [50, 100]
+
+
+def test_a_run_takes_the_first_requests(simulator):
+    """Fewer where the trace has fewer."""
+    assert [run(simulator, requests=count).numbers["requests"] for count in (7, 1000)] == [7, 120]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"prefill": 0}, ">= 1"),
+        ({"speed": 0}, "> 0"),
+        ({"system": "nobody"}, "allowed are mooncake, vllm,"),
+        ({"placement": "nobody"}, "allowed are kvcache_centric,"),
+        ({"admission": "nobody"}, "allowed are none,"),
+        ({"node": "nobody"}, "allowed are a800-node,"),
+        ({"more": 1}, "`more`"),
+    ],
+)
+def test_what_is_not_allowed_is_said(simulator, settings, said):
+    """A setting that cannot be is refused with what is allowed."""
+    with pytest.raises(ValueError, match=re.escape(said)):
+        run(simulator, **settings)
+
+
+def test_a_broken_trace_is_refused(simulator, tmp_path):
+    """The message names the line."""
+    path = tmp_path / "broken.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 3, "output_length": 0, "hash_ids": [1]}\n')
+    with pytest.raises(ValueError, match=r"broken.jsonl:1: field .output_length. is 0"):
+        simulator.read("broken", str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [("system", SYSTEMS), ("placement", PLACEMENTS), ("admission", ADMISSIONS), ("node", assets.NODES)],
+)
+def test_the_form_offers_what_is_allowed(name, allowed):
+    """Each choice of the page, in the simulator's order, and no other."""
+    select = FORM.partition(f'<select name="{name}">')[2].partition("</select>")[0]
+    offered = re.findall(r'value="([^"]+)"', select)
+    assert sorted(offered) == sorted(allowed)
+    assert offered[0] == allowed[0]
+
+
+def test_the_form_offers_the_traces_that_are_there():
+    """The twins, and a file of the reader's own."""
+    select = FORM.partition('<select name="trace">')[2].partition("</select>")[0]
+    assert re.findall(r'value="([^"]+)"', select) == [*assets.TWINS, "own"]
+
+
+WITHOUT_NUMPY = """
+import sys
+for name in ("numpy", "pandas", "torch", "scipy"):
+    sys.modules[name] = None  # importing it fails
+sys.path.insert(0, sys.argv[1])
+from mooncake_lab.playground import simulator
+assert simulator.__file__.startswith(sys.argv[1]), simulator.__file__
+made = simulator.Simulator(open(sys.argv[2]).read())
+made.read("small", sys.argv[3])
+print(made.run("small", '{"node": "a800-node", "requests": 120, "prefill": 2, "decode": 1}'))
+"""
+
+
+def test_the_packed_package_suffices(simulator, trace, tmp_path):
+    """Outside of the checkout and without numpy, the archive of the page gives the same result."""
+    (tmp_path / "package.zip").write_bytes(assets.package_zip())
+    with zipfile.ZipFile(tmp_path / "package.zip") as archive:
+        archive.extractall(tmp_path / "package")
+    (tmp_path / "nodes.json").write_bytes(assets.nodes())
+    command = [sys.executable, "-c", WITHOUT_NUMPY, tmp_path / "package", tmp_path / "nodes.json", trace]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, env={})
+    assert done.returncode == 0, done.stderr
+    assert msgspec.json.decode(done.stdout, type=Result) == run(simulator, prefill=2, decode=1)
+
+
+def test_the_same_source_gives_the_same_bytes():
+    """Else the book would be rendered again each time."""
+    assert assets.package_zip() == assets.package_zip()
+    assert assets.nodes() == assets.nodes()
+
+
+def test_the_browser_runs_the_locked_versions():
+    """Every wheel of the page is at the version that this environment has."""
+    locked = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    assert set(assets.WHEELS) <= set(locked)
+
+
+def test_what_cannot_be_fetched_is_said(monkeypatch, tmp_path, capsys):
+    """The build ends with the address and what to do."""
+    monkeypatch.setattr(assets, "PYODIDE_URL", "http://127.0.0.1:9/pyodide.tgz")
+    assert assets.main([str(tmp_path / "out"), "--cache", str(tmp_path / "cache")]) == 1
+    assert "could not fetch http://127.0.0.1:9/pyodide.tgz" in capsys.readouterr().err
