@@ -49,10 +49,11 @@ class LlamaModel:
         """Logits of the wanted rows, (rows, vocabulary); keys and values of all new tokens go into the cache."""
         if self.step is not None and on_layer is None and self.step.fits(batch):
             return self.step.forward(batch, cache)
-        return self._layer_by_layer(batch, cache, on_layer)
+        return self.layer_by_layer(batch, cache, on_layer)
 
     @torch.inference_mode()
-    def _layer_by_layer(self, batch: PackedBatch, cache: KVCache, on_layer: LayerHook | None) -> torch.Tensor:
+    def layer_by_layer(self, batch: PackedBatch, cache: KVCache, on_layer: LayerHook | None) -> torch.Tensor:
+        """`forward` with the operators of the backend, one layer after the other."""
         ops, epsilon = self.backend, self.config.norm_epsilon
         hidden, update = F.embedding(batch.tokens, self.embedding), None
         for index, (layer, stored) in enumerate(zip(self.layers, cache.layers, strict=True)):
