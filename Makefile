@@ -45,7 +45,7 @@ book: notebooks ## Execute the chapters and render the book; ends with the path 
 	@$(BIN)/python -m mooncake_lab.playground.assets book/_static/playground --cache build/pyodide
 	@$(BIN)/python -m mooncake_lab.batch.render book
 
-notebooks: $(ENV) ## Execute the chapters that changed, in parallel [SCALE SEED]
+notebooks: $(ENV) build/kernels ## Execute the chapters that changed, in parallel [SCALE SEED]
 	@$(BIN)/mooncake-lab batch --scale $(SCALE) --seed $(SEED)
 
 test: $(ENV) build/kernels ## Check everything that needs neither minutes nor a GPU [PYTEST_FLAGS]

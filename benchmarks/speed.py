@@ -176,7 +176,7 @@ def speed_table(found: Mapping[str, Any]) -> str:
         "| " + " | ".join(cells) + " |" for cells in (_HEAD, ("---",) * len(_HEAD), *map(_row, found["rows"]))
     ]
     skipped = (
-        f" Not measured, for lack of time unless it says why: {'; '.join(found['skipped'])}."
+        f" Not measured (for lack of time, unless a reason is given): {'; '.join(found['skipped'])}."
         if found["skipped"]
         else ""
     )
@@ -194,11 +194,16 @@ def speed_sentence(*measurements: Mapping[str, Any]) -> str:
     """How fast the engine is, in one sentence: median and range of the ratios beside each other program."""
     names: Mapping[str, str] = {**PEERS, "hf": "transformers' `generate`"}
     ratios: dict[str, list[float]] = {}
+    dtypes: dict[str, set[str]] = {}
     for found in measurements:
         for row in found["rows"]:
             if row["peer"] != "whole":  # our own engine, set otherwise
-                ratios.setdefault(names.get(row["peer"], str(row["peer"])), []).append(row["ratio"])
-    beside = "; ".join(f"{peer} {_spread(each)}" for peer, each in ratios.items())
+                peer = names.get(row["peer"], str(row["peer"]))
+                ratios.setdefault(peer, []).append(row["ratio"])
+                dtypes.setdefault(peer, set()).add(row["dtype"])
+    every = set().union(*dtypes.values())
+    only = {peer: "" if own == every else f" ({', '.join(sorted(own))} only)" for peer, own in dtypes.items()}
+    beside = "; ".join(f"{peer}{only[peer]} {_spread(each)}" for peer, each in ratios.items())
     machine = measurements[0]["machine"]
     return (
         "Our engine's tokens per second over those of other programs, with the same weights on"

@@ -1,4 +1,4 @@
-"""Real computation with torch: a Llama model that prefills and decodes on this machine."""
+"""Real computation: a Llama model that prefills and decodes on this machine, with PyTorch and compiled kernels."""
 
 from mooncake_lab.engine.backends import Backend, choose_backend
 from mooncake_lab.engine.blocks import BlockAllocator

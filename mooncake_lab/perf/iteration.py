@@ -271,7 +271,7 @@ def _pieces(work: Workload, fused_tokens: int | None, *, filled: bool) -> tuple[
         )
     fixed = ceil(work.prompt_tokens / chunk)
     pieces = ceil((work.prompt_tokens + work.decode_steps) / fused_tokens) if filled else fixed
-    if filled and work.decode_steps <= riders * min(pieces, fixed):  # seats stay empty, so chunks can grow
+    if filled and work.decode_steps <= riders * min(pieces, fixed):  # places stay empty, so chunks can grow
         return pieces, fused_tokens - work.decode_steps / pieces
     return fixed, chunk
 

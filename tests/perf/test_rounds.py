@@ -60,7 +60,7 @@ def test_the_policy_reaches_the_coverage_of_the_formula(batch, pieces, extra):
 
 @given(st.integers(2, 30), st.integers(1, 8), st.integers(1, 8))
 def test_at_the_balance_prompts_are_whole_chunks(batch, pieces, chunk):
-    """Where C divides the length, the balanced prompt is L/C chunks and its decodes fill every seat."""
+    """Where C divides the length, the balanced prompt is L/C chunks and its decodes fill every place."""
     fused = chunk * batch + batch
     work = Workload.balanced(pieces * fused, fused, batch)
     assert work.prompt_tokens == pieces * (fused - (batch - 1))
@@ -99,11 +99,11 @@ def test_the_linear_part_is_all_that_is_gained(setting):
 def test_a_round_is_the_sum_of_its_iterations(setting, chunk):
     """Where each piece has equally many decodes beside it: all pieces of all prompts, then the other decodes."""
     batch, pieces, each = setting
-    seats = batch - 1
-    steps = pieces * min(each, seats) + max(each - seats, 0)  # those beyond the seats decode alone
+    places = batch - 1
+    steps = pieces * min(each, places) + max(each - places, 0)  # those beyond the places decode alone
     work = Workload(prompt_tokens=chunk * pieces, decode_steps=steps, batch=batch)
-    found, context = piggyback_round(COST, work, chunk + seats), work.mean_context_tokens
-    beside = min(each, seats)
+    found, context = piggyback_round(COST, work, chunk + places), work.mean_context_tokens
+    beside = min(each, places)
     mixed_s = sum(COST.step_s(chunk, chunk * piece, beside, beside * context) for piece in range(pieces))
     alone_s = COST.step_s(0, 0, batch, batch * context)
     assert found.seconds == pytest.approx(batch * mixed_s + (steps - pieces * beside) * alone_s)
@@ -111,7 +111,7 @@ def test_a_round_is_the_sum_of_its_iterations(setting, chunk):
 
 @given(settings)
 def test_filled_chunks_never_need_more_iterations(setting):
-    """Chunks that grow into empty seats need at most as many iterations as fixed ones."""
+    """Chunks that grow into empty places need at most as many iterations as fixed ones."""
     batch, pieces, steps = setting
     work = Workload(prompt_tokens=37 * pieces, decode_steps=steps, batch=batch)
     fixed, filled = (piggyback_round(COST, work, 20 + batch, filled=each) for each in (False, True))
@@ -120,7 +120,7 @@ def test_filled_chunks_never_need_more_iterations(setting):
 
 @given(st.integers(2, 12), st.integers(1, 5), st.integers(0, 11), st.integers(1, 200))
 def test_filled_chunks_leave_no_hole(batch, pieces, each, chunk):
-    """Where chunks grow into the seats that decodes leave empty, each iteration computes all its tokens."""
+    """Where chunks grow into the places that decodes leave empty, each iteration computes all its tokens."""
     each = min(each, batch - 1)
     fused, steps = chunk + batch - 1, max(1, pieces * each)
     work = Workload(prompt_tokens=pieces * fused - steps, decode_steps=steps, batch=batch)

@@ -159,7 +159,7 @@ class LiveMeasurement:
     errors: pd.DataFrame
     causes: pd.DataFrame
     paced: StudyResult
-    """The same study to the beat of a metronome."""
+    """The same study, paced by the metronome."""
     paced_errors: pd.DataFrame
     switches: pd.DataFrame
     fault: pd.DataFrame

@@ -87,7 +87,7 @@ class LiveCrowd:
         )
 
     def options(self) -> LiveOptions:
-        """What the live cluster runs, to the beat of the metronome."""
+        """What the live cluster runs, paced by the metronome."""
         return LiveOptions(
             model=self.model,
             seed=self.seed,

@@ -154,10 +154,10 @@ def ratio_sweep(labels: Sequence[str] = tuple(TOTALS)) -> Iterator[dict[str, Any
 
 
 @tabulated
-def seats(ratios: Sequence[int]) -> Iterator[dict[str, Any]]:
+def decode_places(ratios: Sequence[int]) -> Iterator[dict[str, Any]]:
     """What a P:D ratio does to chunks and riders for 1K and the largest batch; chunks fill what decodes leave.
 
-    `seats_filled` is the share of the decodes that could ride along which do, `decodes_alone` the share of the
+    `places_filled` is the share of the decodes that could ride along which do, `decodes_alone` the share of the
     decode steps without a chunk.
     """
     cost, batch = llama_13b_on_a6000(), LARGEST["1K"]
@@ -165,14 +165,14 @@ def seats(ratios: Sequence[int]) -> Iterator[dict[str, Any]]:
         work = perf.Workload.of_length(TOTALS["1K"], ratio, batch)
         for fused in (*CHUNKS, None):
             found = perf.piggyback_round(cost, work, fused, filled=True)
-            seated = work.decode_steps - found.decode_iterations
+            beside = work.decode_steps - found.decode_iterations
             yield {
                 "ratio": ratio,
                 "scheme": f"chunks of {fused}" if fused else "whole prompts",
                 "gain": perf.separate_round(cost, work).seconds / found.seconds,
                 "prompt_tokens": work.prompt_tokens,
                 "decode_steps": work.decode_steps,
-                "seats_filled": seated * batch / ((batch - 1) * found.hybrid_iterations),
+                "places_filled": beside * batch / ((batch - 1) * found.hybrid_iterations),
                 "decodes_alone": found.decode_iterations / work.decode_steps,
             }
 

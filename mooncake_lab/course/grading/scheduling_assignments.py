@@ -365,7 +365,7 @@ ADMISSION: Final = Assignment(
             _law("serves an idle cluster", "the idle cluster admitted the request"),
         ),
         *(
-            Task(f"Goodput as good as that of {name}", points, partial(_reaches, name))
+            Task(f"Goodput at least halfway to that of {name}", points, partial(_reaches, name))
             for name, points in zip(list(LADDER)[1:], (1, 2, 2, 2), strict=True)
         ),
     ),

@@ -1,4 +1,7 @@
-"""One backend a kind of device, all with the same six operations."""
+"""One backend per kind of device.
+
+All have the same operations of a layer; a backend may also run a whole decode step.
+"""
 
 import importlib.util
 

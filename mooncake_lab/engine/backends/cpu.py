@@ -27,7 +27,7 @@ _FFN_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class CpuBackend:
-    """float32 and bfloat16."""
+    """The CPU backend for float32 and bfloat16."""
 
     name: str = "cpu"
 
@@ -35,13 +35,13 @@ class CpuBackend:
         reserve_threads()
 
     def linears(self, weights: Sequence[torch.Tensor]) -> tuple[CpuLinear, ...]:
-        """In panels."""
+        """Linear operators whose weights lie in panels."""
         return cpu_linears(weights)
 
     def add_norm(
         self, hidden: torch.Tensor, update: torch.Tensor | None, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor:
-        """One pass."""
+        """The sum and its RMS normalisation in one pass."""
         share_out(hidden.numel())
         normed = torch.empty_like(hidden)
         added = hidden if update is None else update
@@ -53,7 +53,7 @@ class CpuBackend:
     def rotate_and_store(
         self, qkv: torch.Tensor, rope: Rope, batch: PackedBatch, cache: LayerCache, config: LlamaConfig
     ) -> torch.Tensor:
-        """One pass."""
+        """The rotated queries; keys and values are stored in the same pass."""
         share_out(qkv.numel())
         query = qkv.new_empty(len(qkv), config.query_heads, config.head_width)
         where = (view(rope.cosines), view(rope.sines), view(batch.positions), view(batch.slots))
@@ -76,13 +76,13 @@ class CpuBackend:
         return attended
 
     def feed_forward(self, normed: torch.Tensor, gate_up: Linear, down: Linear) -> torch.Tensor:
-        """Some rows at a time."""
+        """The feed-forward of some rows at a time."""
         if len(normed) <= _FFN_ROWS:
             return down(_activate(gate_up(normed)))
         return torch.cat([down(_activate(gate_up(rows))) for rows in normed.split(_FFN_ROWS)])
 
     def whole_step(self, model: "LlamaModel") -> CpuStep:
-        """One compiled call."""
+        """A decode step as one compiled call."""
         return make_cpu_step(model)
 
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DenseBackend:
-    """Slow and obvious; what the fast backends are tested against."""
+    """The reference backend in plain torch: slow, and what the fast backends are tested against."""
 
     name: str = "dense"
 
     def linears(self, weights: Sequence[torch.Tensor]) -> Sequence[Linear]:
-        """The weights as they are."""
+        """Linear operators with the weights as they are."""
         return [partial(F.linear, weight=weight) for weight in weights]
 
     def add_norm(
@@ -54,7 +54,7 @@ class DenseBackend:
         return rotate(query, cosines, sines)
 
     def attend(self, query: torch.Tensor, batch: PackedBatch, cache: LayerCache) -> torch.Tensor:
-        """A request at a time."""
+        """Attention of one request at a time."""
         attended = torch.empty_like(query)
         rows = [(row, row, 1) for row in range(batch.singles)]
         rows += [(span.table_row, span.start, span.tokens) for span in batch.spans]
@@ -65,12 +65,12 @@ class DenseBackend:
         return attended.flatten(1)
 
     def feed_forward(self, normed: torch.Tensor, gate_up: Linear, down: Linear) -> torch.Tensor:
-        """All tokens at once."""
+        """The feed-forward of all tokens at once."""
         gate, up = gate_up(normed).chunk(2, dim=-1)
         return down(F.silu(gate) * up)
 
     def whole_step(self, model: "LlamaModel") -> None:
-        """None."""
+        """None: this backend has no compiled decode step."""
 
 
 def gather(cache: LayerCache, table: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:

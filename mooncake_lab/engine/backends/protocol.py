@@ -1,4 +1,4 @@
-"""What a device must be able to do to run a Llama: six operations behind one small interface."""
+"""What a device must be able to do to run a Llama: the operations of a layer behind one small interface."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -30,7 +30,7 @@ class WholeStep(Protocol):
 
 
 class Backend(Protocol):
-    """The operations of a Llama layer on one kind of device."""
+    """The operations of a Llama layer on one kind of device, and where there is one, a whole decode step."""
 
     @property
     def name(self) -> str:

@@ -17,11 +17,11 @@ from mooncake_lab.chapters.piggyback.model import (
     beside_orca,
     breakdown,
     closed_rounds,
+    decode_places,
     peaks,
     predictions,
     ratio_sweep,
     sawtooth,
-    seats,
     time_per_token,
 )
 from mooncake_lab.experiments import run, vary
@@ -72,11 +72,11 @@ class TestModelled:
         assert (table["SARATHI"] > table["Orca-best"]).all()
         assert (table["Orca-best"] >= table["baseline"]).all()
 
-    def test_seats_are_full_or_nobody_is_alone(self):
-        """Decodes run alone only where every seat is taken, and the gains are those of the sweep."""
-        table = seats((2, 14, 60))
-        assert table["seats_filled"].between(0, 1 + 1e-12).all()
-        assert table.loc[table["decodes_alone"] > 0, "seats_filled"].to_numpy() == pytest.approx(1.0)
+    def test_places_are_full_or_nobody_is_alone(self):
+        """Decodes run alone only where every place is taken, and the gains are those of the sweep."""
+        table = decode_places((2, 14, 60))
+        assert table["places_filled"].between(0, 1 + 1e-12).all()
+        assert table.loc[table["decodes_alone"] > 0, "places_filled"].to_numpy() == pytest.approx(1.0)
         sweep = ratio_sweep(["1K"])
         assert set(table["gain"].round(9)) <= set(sweep["gain"].round(9))
 
