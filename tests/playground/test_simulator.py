@@ -75,6 +75,21 @@ def test_the_page_computes_what_the_command_computes(simulator, trace, settings,
     assert page.ttft_s[len(page.ttft_s) // 2] == pytest.approx(page.numbers["ttft_p50_s"], rel=0.1)
 
 
+def test_the_best_split_depends_on_the_limit(simulator, tmp_path):
+    """What the page asks its readers to find: a tighter limit of TBT needs a second decode node."""
+    write_trace(tmp_path / "hour.jsonl", make_twin("conversation", seed=0, requests=assets.TWIN_REQUESTS))
+    simulator.read("small", str(tmp_path / "hour.jsonl"))
+    within = {
+        (prefill, limit_s): run(
+            simulator, requests=1000, prefill=prefill, decode=8 - prefill, tbt_slo_s=limit_s
+        ).numbers["effective_request_capacity"]
+        for prefill in (6, 7)
+        for limit_s in (0.1, 0.05)
+    }
+    assert within[7, 0.1] == within[6, 0.1] == within[6, 0.05] == 1
+    assert within[7, 0.05] < 0.5
+
+
 def test_progress_is_told(simulator):
     """A page that simulates for long can say how far it is."""
     seen = []
