@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 from mooncake_lab.cluster import events
 from mooncake_lab.cluster.events import Attempt, Command
@@ -84,6 +84,8 @@ class RequestState:
     prefill: WorkerState = field(init=False)
     decode: WorkerState = field(init=False)
     """The workers of that placement; a coupled worker is both."""
+    holder_has_read: bool = False
+    """Whether the worker that its prefix comes from has read from its SSD for the current attempt."""
     shown_tokens: int = 0
     """Tokens that its client had when the current attempt began to decode, with the one that prefill computed."""
     prompt_shown_tokens: int = 0
@@ -209,12 +211,31 @@ class Attempts:
         if self._observe is not None:
             self._observe(Decided(request, view, decision, is_first))
         if self._rules.reject_policy_errors and isinstance(decision, Placement):
-            named = (decision.prefill, decision.decode, decision.fetch_from)
-            unknown = [name for name in named if name is not None and not self._workers.is_up(name)]
-            if unknown:
-                reason = f"the placement policy names worker {unknown[0]!r}, which is not up"
-                return Rejection(request_id=request.id, stage="failed", reason=reason)
+            mistake = self._mistake(request, decision, view)
+            if mistake:
+                return Rejection(request_id=request.id, stage="failed", reason=f"the placement policy {mistake}")
         return decision
+
+    def _mistake(self, request: Request, placement: Any, view: ClusterView) -> str:
+        """What no worker could carry out of a user's placement, types included; empty where there is nothing."""
+        prefill, decode = {one.name for one in view.prefill}, {one.name for one in view.decode}
+        source = placement.fetch_from or placement.prefill
+        for stage, name, able in (
+            ("prefill", placement.prefill, prefill),
+            ("decode", placement.decode, decode),
+            ("fetches", source, prefill),
+        ):
+            if not self._workers.is_up(name):
+                return f"names worker {name!r}, which is not up"
+            if name not in able:
+                return f"names worker {name!r} for {stage}; allowed are {', '.join(sorted(able))}"
+        reused, fetched, most = placement.reused_tokens, placement.fetched_tokens, request.input_tokens
+        if type(reused) is not int or type(fetched) is not int or not 0 <= fetched <= reused <= most:
+            return f"fetches {fetched!r} of {reused!r} reused tokens; allowed are whole numbers from 0 to {most}"
+        expected_s, reason = placement.expected_ttft_s, placement.reason
+        if not isinstance(expected_s, int | float) or not isinstance(reason, str):
+            return f"expects a TTFT of {expected_s!r} s because of {reason!r}; allowed are a number and a text"
+        return ""
 
     def double_check(self, state: RequestState) -> Rejection | None:
         """Ask admission again when the KVCache of a request is at its decode worker (arXiv §3, step 4)."""
@@ -249,7 +270,7 @@ class Attempts:
         attempt = state.attempt = Attempt(request.id, state.attempt.n + 1)
         prefill = state.prefill = self._workers[placement.prefill]
         decode = state.decode = prefill if prefill.role == "coupled" else self._workers[placement.decode]
-        state.placement, state.phase = placement, "queued"
+        state.placement, state.phase, state.holder_has_read = placement, "queued", False
         decode.expect(request, now_s + placement.expected_ttft_s)
         estimated_s = self._estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
         if placement.ssd_tokens:

@@ -182,16 +182,20 @@ class Coordinator:
     # prefill
 
     def _prefix_fetched(self, event: events.PrefixFetched, worker: WorkerState, _: RequestState | None) -> None:
-        if event.source == POOL:
-            is_news = worker.read_pool(event.attempt)
-        else:
-            source = self.workers.get(event.source)
-            is_news = source is not None and source.end_sending(event.attempt)
+        source = self.workers.get(event.source)
+        if source is None and event.source != POOL:
+            return
+        is_sent = source is not None and source.end_sending(event.attempt)
+        is_news = worker.fetched(event.attempt, event.source) or is_sent
         if is_news and event.bytes:
             self._moved(event, event.source, event.worker)
 
-    def _tier_read(self, event: events.TierRead, worker: WorkerState, _: RequestState | None) -> None:
-        if worker.read_tier(event.attempt):
+    def _tier_read(self, event: events.TierRead, worker: WorkerState, state: RequestState | None) -> None:
+        is_news = worker.read_tier(event.attempt)
+        if state is not None and state.placement is not None and state.placement.fetch_from == worker.name:
+            # the holder may be heard later than the fetch, and may have demoted blocks without a report so far
+            is_news, state.holder_has_read = is_news or not state.holder_has_read, True
+        if is_news:
             self._moved(event, f"{event.worker}/ssd", f"{event.worker}/dram")
 
     def _prefill_started(

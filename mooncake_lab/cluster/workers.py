@@ -23,7 +23,8 @@ class _Prompt:
     """How long the Conductor estimates its prefill to take."""
     started: bool = False
     tier_read: bool = False
-    pool_read: bool = False
+    arrived_from: tuple[str, ...] = ()
+    """Sources, the pool among them, from which blocks of its prefix came or will not come."""
     fetched_from: tuple[str, ...] = ()
     """Workers on which blocks of a shared store lay that it needs."""
 
@@ -157,12 +158,12 @@ class WorkerState:
         prompt.fetched_from += (source,)
         return True
 
-    def read_pool(self, attempt: Attempt) -> bool:
-        """It has read blocks of a prompt from the pool; false where that is no news."""
+    def fetched(self, attempt: Attempt, source: str) -> bool:
+        """Blocks of a prompt came from a source, or will not; false where that is no news."""
         prompt = self.prompts.get(attempt)
-        if prompt is None or prompt.pool_read:
+        if prompt is None or source in prompt.arrived_from:
             return False
-        prompt.pool_read = True
+        prompt.arrived_from += (source,)
         return True
 
     def sent(self, attempt: Attempt) -> None:

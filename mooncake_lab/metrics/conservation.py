@@ -49,6 +49,8 @@ class _Life:
     ended: str | None = None
     work_ends_s: float = math.inf
     """After that no work for it begins."""
+    is_placed_again: bool = False
+    """Whether it was placed and has received no token since."""
 
     def forbids(self, record: Record) -> bool:
         """Whether the end of the request rules out this record; work that began before the end may be recorded."""
@@ -124,6 +126,7 @@ class _Checker:
     def _step(self, record: Record, request_id: int, life: _Life) -> Iterator[Violation]:
         match record:
             case Placed():
+                life.is_placed_again = life.placed_s is not None
                 if life.placed_s is None:  # placed again after a death, work that began before may still end
                     life.placed_s = record.at_s
             case Rejected():
@@ -140,6 +143,7 @@ class _Checker:
             case DecodeStretch():
                 yield from _after("decode starts", record.start_s, life.last_token_s, "its last token", request_id)
                 life.last_token_s, life.tokens = record.at_s, life.tokens + record.steps
+                life.is_placed_again = False
             case Finished():
                 yield from _finished(record, life)
             case _:
@@ -180,11 +184,13 @@ def _first_token(record: FirstToken, life: _Life) -> Iterator[Violation]:
         "first token comes", record.at_s, life.prefill_start_s, "a prefill starts", record.request_id
     )
     life.first_token_s = life.last_token_s = record.at_s
+    life.is_placed_again = False
     life.tokens += 1
 
 
 def _finished(record: Finished, life: _Life) -> Iterator[Violation]:
-    life.ended, life.work_ends_s = "finished", record.at_s
+    life.ended = "finished"
+    life.work_ends_s = math.inf if life.is_placed_again else record.at_s  # its client stopped: told afterwards
     yield from _after("it finishes", record.at_s, life.last_token_s, "its last token", record.request_id)
     if record.output_tokens != life.tokens:
         yield Violation(

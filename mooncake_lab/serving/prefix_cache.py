@@ -142,6 +142,8 @@ class PrefixCache:
         """Those of them that the cluster counts as on SSD only."""
         self._pooled = set[bytes]()
         """Blocks that the cluster counts as in the pool, as far as this worker knows."""
+        self._asked = set[bytes]()
+        """Those that the pool was asked for since the cluster was last told."""
         self._moves = 0
         """How often a block had left a tier, or come back to DRAM, when the cluster was last told."""
         self._damaged = 0
@@ -180,6 +182,8 @@ class PrefixCache:
         """The leading blocks that are here or in the pool, which is asked; see `PrefixSource`."""
         with self._using():
             found = self._store.match_prefix(keys, first=first)
+            if self._pool is not None:
+                self._asked.update(keys)
         held = HeldPrefix(self, keys[:found], found, None)
         for layer in held.layers(together=1 if self._pool_reads_layers else self.layout.layers):
             self._link.hold(layer.nbytes)
@@ -277,12 +281,13 @@ class PrefixCache:
             promoted=tuple(self._on_ssd & (own - on_ssd)),
             demoted=tuple(on_ssd - self._on_ssd),
             pooled=tuple(pooled - self._pooled),
-            unpooled=tuple(gone if self._pool is not None else gone & self._pooled),
+            unpooled=tuple(gone & (self._pooled | self._asked)),
             damaged_blocks=damaged,
         )
         self._announced = (self._announced | own) - pooled - gone
         self._on_ssd = (self._on_ssd - asked) | on_ssd
         self._pooled = (self._pooled | pooled) - gone
+        self._asked -= asked
         self._moves, self._damaged = moves, self._damaged + damaged
         return None if update == CacheUpdate() else update
 

@@ -356,6 +356,18 @@ class ClusterRuntime:
         _LOG.error("request %d cannot be served", command.request.id, exc_info=error)
         now_s, attempt = self.now_s(), command.attempt
         if isinstance(command, events.RunPrefill):
+            placement = command.placement
+            if placement.fetch_from is not None:
+                self._events.append(
+                    events.PrefixFetched(
+                        at_s=now_s,
+                        attempt=attempt,
+                        worker=placement.prefill,
+                        source=placement.fetch_from,
+                        start_s=now_s,
+                        bytes=0,
+                    )
+                )
             self._events.append(
                 events.PrefillDropped(at_s=now_s, attempt=attempt, worker=command.placement.prefill)
             )
@@ -384,6 +396,10 @@ class ClusterRuntime:
 
     def _worker_exit(self, name: str) -> None:
         self.questions.exited(name)
+        if self._coordinator is None:  # the first run begins with the workers that are up then
+            early = [one for one in self._events if not (isinstance(one, CacheChanged) and one.instance == name)]
+            self._events = deque(early)
+            return
         self.report(events.WorkerDown(at_s=self.now_s(), worker=name))
 
     def _pool_gone(self) -> None:

@@ -6,7 +6,15 @@ import pytest
 from modelled import RefusesSome, bring_up, make_runtime, request
 
 from mooncake_lab.cluster import events as e
-from mooncake_lab.conductor import AdmitAll, CacheAware, FewestRequests, KVCacheCentric, LoadBalance, Random
+from mooncake_lab.conductor import (
+    AdmitAll,
+    CacheAware,
+    FewestRequests,
+    KVCacheCentric,
+    LoadBalance,
+    Placement,
+    Random,
+)
 from mooncake_lab.core import CacheChanged, DecodeStretch
 
 
@@ -315,6 +323,115 @@ def test_laws_hold_in_any_order(seed, waits, first_shown_by):
         run.now += rng.choice([0.0, 0.3, 1.0])
         rng.choices(ACTIONS, WEIGHTS)[0](run, rng)
         run.check()
+    run.check_log()
+
+
+class Fetches:
+    """Every second request has a prefix from another worker; a function of request and view alone."""
+
+    def place(self, request, view, estimate):
+        """By the request's number and length."""
+        del estimate
+        n = request.id + request.input_tokens
+        prefill, decode = view.prefill[n % len(view.prefill)], view.decode[n % len(view.decode)]
+        holder = view.prefill[(n + 1) % len(view.prefill)]
+        fetched = 512 if holder is not prefill and n % 3 else 0
+        return Placement(
+            request_id=request.id, prefill=prefill.name, decode=decode.name, reused_tokens=fetched,
+            fetched_tokens=fetched, fetch_from=holder.name if fetched else None, expected_ttft_s=1.0,
+            expected_tbt_s=0.0, reason="so",
+        )  # fmt: skip
+
+
+def prefill_and_fetch(run, rng):
+    """As `prefill`, with prompts that are dropped while they run, and decode workers that are heard first."""
+    jobs = [(name, job) for name in sorted(run.up) for job in run.prompts[name].values()]
+    if not jobs:
+        return
+    name, job = rng.choice(jobs)
+    what = {"attempt": job.attempt, "worker": name}
+    if not job.fetched:
+        job.fetched, source = True, job.placement.fetch_from
+        size = 512 if rng.random() < 0.7 else 0
+        run.moved[job.attempt.request_id, source, name] += size > 0
+        run.flows.pop((source, job.attempt), None)
+        run.tell(e.PrefixFetched, **what, source=source, start_s=run.now, bytes=size)
+    elif not job.started and name not in job.cancelled and rng.random() < 0.8:
+        job.started = True
+        _, until_s = run.latest.get(name, (None, 0.0))
+        run.latest[name] = job.attempt, max(run.now, until_s) + run.estimated_s(job)
+        run.tell(e.PrefillStarted, **what)
+    else:
+        if run.latest.get(name, (None,))[0] == job.attempt:
+            del run.latest[name]
+        del run.prompts[name][job.attempt]
+        if name in job.cancelled and rng.random() < 0.5:
+            run.tell(e.PrefillDropped, **what)
+            return
+        job.prefilled = True
+        run.prefilled[job.attempt.request_id] += 1
+        run.tell(e.PrefillDone, **what, start_s=run.now, computed_tokens=1, reused_tokens=0)
+        if not job.started:  # the beginning is heard late, and changes nothing
+            run.tell(e.PrefillStarted, **what)
+
+
+def read(run, rng):
+    """The holder of a prefix has read from its SSD; it is heard before or after the fetch."""
+    jobs = [job for job in run.live().values() if job.placement.fetch_from in run.up and not job.read]
+    if jobs:
+        job = rng.choice(jobs)
+        job.read, name = True, job.placement.fetch_from
+        run.moved[job.attempt.request_id, f"{name}/ssd", f"{name}/dram"] += 1
+        run.tell(e.TierRead, attempt=job.attempt, worker=name, start_s=run.now, bytes=5)
+
+
+def check_flows(run):
+    """What each worker is believed to send is what was placed and has not been reported as over."""
+    table, live = run.coordinator.workers, run.live().values()
+    for name in run.up:
+        worker = table[name]
+        streams = {
+            job.attempt
+            for job in live
+            if job.placement.prefill == name and job.prefilled and not (job.arrived or job.loaded or job.decoding)
+        }
+        fetches = {
+            attempt
+            for (source, attempt), (holder, to, fetcher) in run.flows.items()
+            if source == name and table[name] is holder and table[to] is fetcher and fetcher.up
+        }
+        assert worker.sending.keys() | worker.reading.keys() | worker.arriving.keys() == streams | fetches
+
+
+@pytest.mark.parametrize("first_shown_by", ["decode", "prefill"])
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("seed", range(30))
+def test_fetches_in_any_order(seed, waits, first_shown_by):
+    """Every move is recorded once, and no flow is left over, whoever is heard first or comes up again."""
+    rng = random.Random(seed)
+    run = make_runtime(
+        placement=Fetches(),
+        admission=rng.choice([AdmitAll(), RefusesSome()]),
+        first_shown_by=first_shown_by,
+        wait_for_workers=waits,
+        schedule_s=rng.choice([0.0, 0.1]),
+        max_attempts=rng.choice([None, 3]),
+    )
+    run.flows, begin = {}, run.run_prefill
+
+    def run_prefill(command):
+        begin(command)
+        source, to, table = command.placement.fetch_from, command.placement.prefill, run.coordinator.workers
+        if source is not None:
+            run.flows[source, command.attempt] = table[source], to, table[to]
+
+    run.actions[e.RunPrefill] = run_prefill
+    actions = [*(prefill_and_fetch if one is prefill else one for one in ACTIONS), read]
+    for _ in range(150):
+        run.now += rng.choice([0.0, 0.3, 1.0])
+        rng.choices(actions, [*WEIGHTS, 6])[0](run, rng)
+        run.check()
+        check_flows(run)
     run.check_log()
 
 

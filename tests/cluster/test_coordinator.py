@@ -188,6 +188,109 @@ def test_a_policy_that_fails():
             arrive(make_runtime(PAIR, placement=Fails()), i)
 
 
+class Places:
+    """Where and what a test says."""
+
+    def __init__(self, **fields):
+        self.fields = fields
+
+    def place(self, request, view, estimate):
+        """The same for all requests."""
+        del view, estimate
+        usual = {"prefill": "prefill-0", "decode": "decode-0", "reused_tokens": 0, "expected_ttft_s": 2.0}
+        usual |= {"request_id": request.id, "expected_tbt_s": 0.0, "reason": "so"}
+        return Placement(**usual | self.fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"prefill": "decode-0"}, "'decode-0' for prefill; allowed are prefill-0, prefill-1"),
+        ({"decode": "prefill-0"}, "'prefill-0' for decode; allowed are decode-0"),
+        ({"fetch_from": "decode-0", "fetched_tokens": 5, "reused_tokens": 5}, "'decode-0' for fetches"),
+        ({"reused_tokens": 2001}, "reused tokens; allowed are whole numbers from 0 to 2000"),
+        ({"reused_tokens": -1}, "whole numbers"),
+        ({"reused_tokens": 1.5}, "whole numbers"),
+        ({"reused_tokens": None}, "whole numbers"),
+        ({"reused_tokens": 5, "fetched_tokens": 6, "fetch_from": "prefill-1"}, "whole numbers"),
+        ({"expected_ttft_s": None}, "allowed are a number and a text"),
+        ({"reason": None}, "allowed are a number and a text"),
+    ],
+)
+def test_a_placement_that_no_worker_could_carry_out(fields, said):
+    """It costs its request, with a reason; no worker gets an order, and nothing stays in flight."""
+    run = make_runtime(
+        ("prefill-0", "prefill-1", "decode-0"), placement=Places(**fields), reject_policy_errors=True
+    )
+    arrive(run)
+    [refused] = [record for record in run.log if isinstance(record, Rejected)]
+    assert (refused.stage, run.jobs, run.coordinator.requests) == ("failed", {}, {})
+    assert said in refused.reason
+
+
+def moves(run):
+    """What moved, in order."""
+    return [(record.source, record.destination) for record in run.log if isinstance(record, Moved)]
+
+
+FETCHED = {"attempt": A, "source": "prefill-0", "worker": "prefill-1", "start_s": 0.0, "bytes": 4}
+READ = {"attempt": A, "worker": "prefill-0", "start_s": 0.0, "bytes": 5}
+FROM_SSD, FROM_HOLDER = ("prefill-0/ssd", "prefill-0/dram"), ("prefill-0", "prefill-1")
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("first", [e.TierRead, e.PrefixFetched])
+def test_a_holder_that_reads_from_ssd_and_who_fetches_are_heard_in_any_order(first, known):
+    """Both moves are recorded once, also where the holder had not told that the blocks are on its SSD."""
+    run = make_runtime(("prefill-0", "prefill-1", "decode-0"), placement=Fetches())
+    keys = request(0).block_keys
+    run.tell(CacheChanged, instance="prefill-0", added=keys, removed=(), demoted=keys[1:] if known else ())
+    arrive(run)
+    told = {e.TierRead: READ, e.PrefixFetched: FETCHED}
+    for kind in (*sorted(told, key=lambda kind: kind is not first), *told):
+        run.tell(kind, **told[kind])
+    assert sorted(moves(run)) == sorted([FROM_SSD, FROM_HOLDER])
+    assert not run.coordinator.workers["prefill-0"].sending
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_fetch_is_recorded_though_its_holder_went_down(replaced):
+    """The blocks had come before; a process that replaced the holder knows nothing of them."""
+    run = make_runtime(("prefill-0", "prefill-1", "decode-0"), placement=Fetches())
+    arrive(run)
+    run.tell(e.WorkerDown, worker="prefill-0")
+    if replaced:
+        bring_up(run, "prefill-0")
+    run.tell(e.PrefixFetched, **FETCHED)
+    assert moves(run) == [FROM_HOLDER]
+
+
+def test_a_client_that_stops_while_its_request_is_placed_again():
+    """The worker may begin the prompt before it is told, which keeps the laws of the log."""
+    run = make_runtime(("prefill-0", "decode-0", "decode-1"))
+    arrive(run)
+    at = run.coordinator.requests[0].placement
+    prefill(run)
+    decode(run)
+    run.now = 4.0
+    run.tell(
+        DecodeStretch,
+        instance=at.decode,
+        start_s=3.0,
+        steps=1,
+        first_step_s=1.0,
+        step_growth_s=0.0,
+        request_ids=(0,),
+    )
+    run.tell(e.WorkerDown, worker=at.decode)
+    again = run.coordinator.requests[0].attempt
+    run.now = 4.1
+    run.tell(e.ClientStopped, request_id=0)
+    prefill(run, again, end_s=6.0)
+    assert isinstance(run.log[-1], Prefilled)
+    assert check_log(run.log) == ()
+
+
 def test_a_prefix_from_the_pool_is_recorded():
     """The pool is no worker, and what comes from it is recorded; what an unknown worker sent is not."""
     for source, recorded in ((c.POOL, [(c.POOL, "prefill-0", 9)]), ("prefill-9", [])):

@@ -213,6 +213,30 @@ def test_a_pool_that_stalls_costs_nothing_that_dram_holds(tmp_path, stalled_pool
     cache.close()
 
 
+def test_no_worker_takes_back_what_another_put_into_the_pool():
+    """A worker says that a block is not in the pool only where it asked the pool for it."""
+    cluster = flat.live(cache_tokens=8 * SIZE, block_size_tokens=SIZE)
+    with BlockServer(DramBackend(1 << 24), bytes(32)) as server:
+        one, other = (PrefixCache(worker_spec(*cluster, "prefill-0", bytes(16)), LAYOUT) for _ in range(2))
+        for cache in (one, other):
+            cache.use_pool(pool_client(server))
+        keys, filler = keys_of(4), keys_of(40, 100)
+        for first in (None, *range(0, 40, 4)):  # what `one` keeps first ends in the pool
+            one.keep(keys if first is None else filler[first : first + 4], span_of(4, first or 0))
+            one._store.flush()
+        assert set(keys) <= set(one.news([*keys, *filler]).pooled)
+        layers = list(other.pooled(keys[:2], 0))
+        other.adopt(keys[:2], list(zip(*layers, strict=True)), first=0)
+        assert other.news(keys).unpooled == ()
+        pool = pool_client(server)
+        pool.free(*pool.find(keys[2:]))
+        pool.close()
+        assert list(other.pooled(keys[2:], 2)) == []
+        assert set(other.news(keys).unpooled) == set(keys[2:])
+        for cache in (one, other):
+            cache.close()
+
+
 def test_damage_is_counted_once_whatever_pool_is_used(tmp_path, monkeypatch):
     """A change of the pool takes nothing from the count of damaged blocks."""
     cache, keys = PrefixCache(spec_of(tmp_path), LAYOUT), keys_of(4)
