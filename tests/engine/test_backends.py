@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's own spelling
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.engine.backends import DenseBackend, choose_backend, cpu_kernels
+from mooncake_lab.engine.backends import DenseBackend, choose_backend, cpu_kernels, cpu_prefill
 from mooncake_lab.engine.backends.onednn import bfloat16_linear
 from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.kvcache import KVCache
@@ -240,3 +240,17 @@ def test_an_edited_kernel_is_compiled_anew_wherever_it_is_used(name):
     content = b"".join((folder / f"{each}.py").read_bytes() for each in used)
     digest = hashlib.sha256(content).hexdigest()[:16]
     assert f"\n# digest of the kernels that numba compiles into these: {digest}\n" in text
+
+
+def test_prefill_attention_gives_the_same_bits_wherever_its_arrays_lie():
+    """Compiled loops may take another path by the addresses of their arrays; the results do not tell."""
+    rng = np.random.default_rng(0)
+    query = rng.standard_normal((64, 4, 16)).astype(np.float32)
+    keys, values = rng.standard_normal((2, 4, 2, 16, 16)).astype(np.float32)
+    table, apart, found = np.arange(4, dtype=np.int32), [], set()
+    for _ in range(300):
+        out = np.empty((64, 64), np.float32)
+        apart.append(np.empty(rng.integers(1, 5000), np.uint8))  # so that the next arrays lie elsewhere
+        cpu_prefill.paged_prefill(query, keys, values, table, 0, out)
+        found.add(out.tobytes())
+    assert len(found) == 1

@@ -76,8 +76,9 @@ def _attend_tile(
             )
     for row in range(rows):
         token, column = start + row // group, (head * group + row % group) * width
+        share = np.float32(1) / total[row]  # one product: a division is rounded otherwise where it is vectorised
         for x in range(width):
-            out[token, column + x] = narrow(mixed[row, x] / total[row], out[token, column + x])
+            out[token, column + x] = narrow(mixed[row, x] * share, out[token, column + x])
 
 
 @njit(fastmath=True, error_model="numpy", nogil=True, cache=True)
