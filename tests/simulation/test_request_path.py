@@ -46,6 +46,14 @@ def test_counts_are_those_of_the_names(paths):
     assert set(paths["either"]["functions"]) == either
 
 
+def test_the_record_is_of_this_code(paths):
+    """What the page calls *now* is what a run counts; after a change of the path, record it anew."""
+    record = json.loads((SCRIPT.parents[1] / "data/measured/request_path.json").read_text("utf-8"))["now"]
+    for cluster, path in paths.items():
+        counted = {kind: len(path[kind]) for kind in ("functions", "classes", "files")}
+        assert {kind: record[cluster][kind] for kind in counted} == counted
+
+
 def test_the_page_shows_both_runtimes_as_they_were_counted():
     """Each row of the page's table is the record's; what is on both paths is on each; packages add up."""
     root = SCRIPT.parents[1]
