@@ -33,17 +33,20 @@ export HF_HUB_OFFLINE ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help book notebooks test test-slow test-kernels mutants test-site screenshots readme serve-book classroom grade traces model check format clean env
+.PHONY: help book playground notebooks test test-slow test-kernels mutants test-site screenshots readme serve-book classroom grade traces model check format clean env
 
 help: ## List the targets
 	@printf 'Targets (variables in brackets):\n\n'
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@printf '\nStart with `make book`; the first run fills $(VENV), which takes a minute or two.\n'
 
-book: notebooks ## Execute the chapters and render the book; ends with the path to open [SCALE SEED]
+book: playground notebooks ## Execute the chapters and render the book; ends with the path to open [SCALE SEED]
 	@$(BIN)/python -m mooncake_lab.batch.statements book $(if $(REQUIRE_RECORD),--require-record)
-	@$(BIN)/python -m mooncake_lab.playground.assets book/_static/playground --cache build/pyodide
 	@$(BIN)/python -m mooncake_lab.batch.render book
+
+# before the chapters, which take minutes: what cannot be fetched is said at once
+playground: $(ENV)
+	@$(BIN)/python -m mooncake_lab.playground.assets book/_static/playground --cache build/pyodide
 
 notebooks: $(ENV) build/kernels ## Execute the chapters that changed, in parallel [SCALE SEED]
 	@$(BIN)/mooncake-lab batch --scale $(SCALE) --seed $(SEED)
@@ -116,7 +119,7 @@ format: $(ENV) ## Put code and notebooks into shape
 	@$(BIN)/nbstripout $(NBSTRIPOUT) notebooks/*.ipynb notebooks/assignments/*.ipynb
 
 clean: ## Remove what can be made again, except the environment
-	@rm -rf book/_build book/chapters book/_generated book/_static/playground tests/site/screenshots build/kernels build/pyodide
+	@rm -rf book/_build book/chapters book/_generated book/_static/playground tests/site/screenshots build/kernels
 	@rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find mooncake_lab tests book -name __pycache__ -type d -prune -exec rm -rf {} +
 

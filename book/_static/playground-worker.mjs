@@ -6,7 +6,7 @@ const known = new Set();
 let started = null;
 
 const fetched = async (name) => {
-  const answer = await fetch(new URL(name, folder));
+  const answer = await fetch(new URL(name, folder), { cache: "no-cache" }); // a rebuilt book has other files of the same names
   if (!answer.ok) throw new Error(`${name} could not be loaded: ${answer.status} ${answer.statusText}`);
   return new Uint8Array(await answer.arrayBuffer());
 };
@@ -24,13 +24,17 @@ async function start() {
 }
 
 async function run({ trace, file, settings }) {
-  postMessage({ kind: "status", text: "Loading the simulator (about 15 MB, once)…" });
+  if (!started) postMessage({ kind: "status", text: "Loading the simulator (about 15 MB, once)…" });
   const { pyodide, manifest, simulator } = await (started ??= start());
-  const name = file ? `own ${file.name} ${file.bytes.byteLength} ${file.modified}` : trace;
+  const name = file ? `own ${file.name} ${file.size} ${file.lastModified}` : trace;
   if (!known.has(name)) {
     const path = file ? "/your trace" : `/${manifest.traces[trace]}`;
-    pyodide.FS.writeFile(path, file ? new Uint8Array(file.bytes) : await fetched(manifest.traces[trace]));
-    simulator.read(name, path);
+    pyodide.FS.writeFile(path, file ? new Uint8Array(await file.arrayBuffer()) : await fetched(manifest.traces[trace]));
+    try {
+      simulator.read(name, path);
+    } finally {
+      pyodide.FS.unlink(path);
+    }
     known.add(name);
   }
   postMessage({ kind: "status", text: "Simulating…" });
@@ -39,12 +43,16 @@ async function run({ trace, file, settings }) {
 }
 
 // the last line of a Python error is its message, behind the name of its class
-const reason = (error) => error.message.trim().split("\n").at(-1).replace(/^[\w.]*(Error|Exception): /, "");
+const reason = (error) => String(error.message ?? error).trim().split("\n").at(-1).replace(/^[\w.]*(Error|Exception): /, "");
 
 onmessage = async ({ data }) => {
   try {
     postMessage({ kind: "result", result: await run(data) });
   } catch (error) {
+    if (!("type" in error)) { // no Python exception: what was loaded may be broken
+      started = null;
+      known.clear();
+    }
     postMessage({ kind: "error", text: reason(error) });
   }
 };

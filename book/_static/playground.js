@@ -32,21 +32,22 @@
 
     const settings = () => Object.fromEntries([
       ...NUMBERS.map((name) => [name, Number(field(name).value)]), ...NAMES.map((name) => [name, field(name).value]),
-    ]);
+    ].filter(([name]) => !field(name).disabled));
 
     const described = ({ system, prefill, decode, speed }) => {
       const nodes = system === "mooncake" ? `${prefill} prefill, ${decode} decode, ${chosen("placement")}` : `${prefill} nodes`;
       const limits = `${field("ttft_slo_s").value} s and ${field("tbt_slo_s").value} s`;
-      return `${chosen("system").replace(/:.*/, "")}, ${nodes}; ${chosen("node")}; ${chosen("trace")}, ${speed}×; limits ${limits}`
+      const trace = field("trace").value === "own" ? field("file").files[0]?.name : chosen("trace");
+      const first = Number(field("requests").value).toLocaleString("en");
+      return `${chosen("system").replace(/:.*/, "")}, ${nodes}; ${chosen("node")}; first ${first} of ${trace}, ${speed}×; limits ${limits}`
         + (field("admission").value === "none" ? "" : `; ${chosen("admission")}`);
     };
 
-    const task = async (values) => {
+    const task = (values) => {
       const one = { trace: field("trace").value, settings: values };
       if (one.trace === "own") {
-        const file = field("file").files[0];
-        if (!file) throw new Error("choose a file first");
-        one.file = { name: file.name, modified: file.lastModified, bytes: await file.arrayBuffer() };
+        one.file = field("file").files[0];
+        if (!one.file) throw new Error("choose a file first");
       }
       return one;
     };
@@ -56,7 +57,7 @@
     const seconds = (value, digits) => (value === null ? "–" : value.toFixed(digits));
     const better = (one, other) => {
       const [a, b] = [one.numbers, other.numbers];
-      return a.effective_request_capacity - b.effective_request_capacity || b.ttft_p90_s - a.ttft_p90_s;
+      return a.effective_request_capacity - b.effective_request_capacity || (b.ttft_p90_s ?? Infinity) - (a.ttft_p90_s ?? Infinity);
     };
 
     const show = () => {
@@ -66,11 +67,11 @@
         const body = document.createElement("tbody"), row = body.insertRow(), n = run.numbers;
         row.innerHTML = `<th scope="row" rowspan="2">${i + 1} <span class="swatch" aria-hidden="true"></span></th>`;
         row.querySelector(".swatch").dataset.colour = i >= runs.length - COLOURS ? i % COLOURS : "none";
-        for (const said of [percent(n.effective_request_capacity), seconds(n.ttft_p90_s, 2), seconds(n.tbt_p90_s, 3),
-          percent(n.token_hit_rate), n.rejected]) row.insertCell().textContent = said;
-        const said = body.insertRow().insertCell();
-        said.colSpan = 5;
-        said.textContent = run.said;
+        for (const content of [percent(n.effective_request_capacity), seconds(n.ttft_p90_s, 2), seconds(n.tbt_p90_s, 3),
+          percent(n.token_hit_rate), n.rejected]) row.insertCell().textContent = content;
+        const settingsCell = body.insertRow().insertCell();
+        settingsCell.colSpan = 5;
+        settingsCell.textContent = run.description;
         return body;
       }));
       if (runs.length) draw();
@@ -111,6 +112,10 @@
         const points = run.ttft_s.map((s, k) => [s, (k + 1) / of]).filter((_, k, list) => k % step === 0 || k === list.length - 1);
         parts.push(element("polyline", { class: "run", "data-colour": i % COLOURS, points: points.map(([s, share]) => `${x(s).toFixed(1)},${y(share).toFixed(1)}`).join(" ") }));
       }
+      shown.forEach(([run, i], place) => { // numbers on the curves, at different heights
+        const share = 0.85 - 0.13 * place, s = run.ttft_s[Math.floor(share * run.numbers.requests)];
+        if (s !== undefined) parts.push(element("text", { class: "number", "data-colour": i % COLOURS, x: x(s), y: y(share) + 4, "text-anchor": "middle" }, String(i + 1)));
+      });
       const title = part("svg title");
       title.textContent = "Share of requests by time to first token. " + shown.map(([run, i]) =>
         `Run ${i + 1}: half within ${seconds(run.numbers.ttft_p50_s, 2)} s, 90 % within ${seconds(run.numbers.ttft_p90_s, 2)} s.`).join(" ");
@@ -120,52 +125,56 @@
 
     // buttons
     const busy = (is) => {
+      const pressed = document.activeElement;
       form.toggleAttribute("data-busy", is);
       form.querySelectorAll("input, select, button").forEach((each) => { each.disabled = is; });
       field("stop").hidden = !is;
       field("stop").disabled = false;
-      if (!is) { waiting = null; follow(); }
+      if (is) {
+        field("stop").focus({ preventScroll: true });
+        return pressed;
+      }
+      waiting = null;
+      follow();
+      return pressed;
     };
 
-    const all = async (choices, done) => {
+    const runAll = async (choices, summary) => {
       if (!form.reportValidity()) return;
       if (location.protocol === "file:") {
         status.textContent = "Browsers do not let a page from the disk load the simulator. Run `make serve-book` and open the page there.";
         return;
       }
       stopped = false;
-      const first = runs.length;
-      const many = choices.map((values) => [values, described(values)]);
+      const first = runs.length, pressed = busy(true);
       try {
-        const tasks = [];
-        for (const [values, said] of many) tasks.push([await task(values), said]);
-        busy(true);
-        for (const [one, said] of tasks) {
+        for (const [one, description] of choices.map((values) => [task(values), described(values)])) {
           const result = await simulate(one);
-          runs.push({ ...result, settings: one.settings, said });
+          runs.push({ ...result, settings: one.settings, description });
           show();
         }
-        status.textContent = done(runs.slice(first), first);
+        status.textContent = summary(runs.slice(first), first);
       } catch (error) {
         status.textContent = stopped ? "Stopped." : `This run failed: ${error.message}`;
       } finally {
         busy(false);
+        if (pressed && !pressed.hidden) pressed.focus({ preventScroll: true });
       }
     };
 
-    const said = (run) => `${percent(run.numbers.effective_request_capacity)} % of ${run.numbers.requests.toLocaleString("en")} requests were within the limits.`;
+    const withinLimits = (run) => `${percent(run.numbers.effective_request_capacity)} % of ${run.numbers.requests.toLocaleString("en")} requests were within the limits.`;
 
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      all([settings()], ([run], first) => `Run ${first + 1}: ${said(run)}`);
+      runAll([settings()], ([run], first) => `Run ${first + 1}: ${withinLimits(run)}`);
     });
     field("splits").addEventListener("click", () => {
       const values = settings(), nodes = values.prefill + values.decode;
       const choices = Array.from({ length: nodes - 1 }, (_, i) => ({ ...values, prefill: i + 1, decode: nodes - i - 1 }));
-      all(choices, (tried, first) => {
+      runAll(choices, (tried, first) => {
         const best = tried.reduce((a, b) => (better(b, a) > 0 ? b : a));
         const { prefill, decode } = best.settings;
-        return `Best of ${tried.length} splits of ${nodes} nodes: ${prefill} prefill and ${decode} decode (run ${first + tried.indexOf(best) + 1}); ${said(best)}`;
+        return `Best of ${tried.length} splits of ${nodes} nodes: ${prefill} prefill and ${decode} decode (run ${first + tried.indexOf(best) + 1}); ${withinLimits(best)}`;
       });
     });
     field("stop").addEventListener("click", () => {
@@ -182,6 +191,7 @@
       form.querySelectorAll(".separate").forEach((each) => { each.hidden = !separate; });
       part(".prefill-name").textContent = separate ? "Prefill nodes" : "Nodes";
       field("splits").hidden = !separate;
+      for (const name of ["decode", "placement"]) field(name).disabled = !separate; // what is hidden may be invalid
       part(".own").hidden = field("trace").value !== "own";
     };
     form.addEventListener("change", follow);

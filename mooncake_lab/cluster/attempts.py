@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Final, Literal, TypeAlias, final
 
 from mooncake_lab.cluster import events
@@ -67,7 +68,7 @@ class CoordinatorRules:
     max_attempts: int | None = None
     """How often a request is placed; None is no limit."""
     reject_policy_errors: bool = False
-    """Whether a policy that raises, or that names an unknown worker, costs only the request that it decides on."""
+    """Whether a policy that raises, or whose placement no worker could carry out, costs its request alone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -217,24 +218,32 @@ class Attempts:
         return decision
 
     def _mistake(self, request: Request, placement: Any, view: ClusterView) -> str:
-        """What no worker could carry out of a user's placement, types included; empty where there is nothing."""
-        prefill, decode = {one.name for one in view.prefill}, {one.name for one in view.decode}
-        source = placement.fetch_from or placement.prefill
-        for stage, name, able in (
-            ("prefill", placement.prefill, prefill),
-            ("decode", placement.decode, decode),
-            ("fetches", source, prefill),
+        """Why no worker can carry out the placement of a user's policy; empty where one can."""
+        prefill, decode = ([one.name for one in pool] for pool in (view.prefill, view.decode))
+        coupled = placement.prefill in decode  # it decodes what it prefills, and fetches nothing
+        for field_name, allowed in (
+            ("prefill", prefill),
+            ("decode", [placement.decode] if coupled else decode),
+            ("fetch_from", [None] if coupled else [None, *prefill]),
         ):
-            if not self._workers.is_up(name):
-                return f"names worker {name!r}, which is not up"
-            if name not in able:
-                return f"names worker {name!r} for {stage}; allowed are {', '.join(sorted(able))}"
-        reused, fetched, most = placement.reused_tokens, placement.fetched_tokens, request.input_tokens
-        if type(reused) is not int or type(fetched) is not int or not 0 <= fetched <= reused <= most:
-            return f"fetches {fetched!r} of {reused!r} reused tokens; allowed are whole numbers from 0 to {most}"
+            name = getattr(placement, field_name)
+            if name not in allowed:
+                return f"sets {field_name} to {name!r}; allowed are {', '.join(map(str, allowed))}"
+        fetched, reused, on_ssd = placement.fetched_tokens, placement.reused_tokens, placement.ssd_tokens
+        if any(type(one) is not int for one in (fetched, reused, on_ssd)) or not (
+            0 <= fetched <= reused <= request.input_tokens and 0 <= on_ssd <= reused
+        ):
+            return (
+                f"sets reused_tokens to {reused!r}, fetched_tokens to {fetched!r} and ssd_tokens to {on_ssd!r};"
+                f" allowed are Python ints, the first from 0 to {request.input_tokens}, the others up to the first"
+            )
+        if on_ssd and not any(one.matched_on_ssd for one in view.prefill):
+            return f"sets ssd_tokens to {on_ssd!r}; no worker has blocks of this prompt on an SSD"
         expected_s, reason = placement.expected_ttft_s, placement.reason
-        if not isinstance(expected_s, int | float) or not isinstance(reason, str):
-            return f"expects a TTFT of {expected_s!r} s because of {reason!r}; allowed are a number and a text"
+        if not isinstance(expected_s, Real) or not isinstance(reason, str):
+            return (
+                f"sets expected_ttft_s to {expected_s!r} and reason to {reason!r}; allowed are a number and a str"
+            )
         return ""
 
     def double_check(self, state: RequestState) -> Rejection | None:
@@ -255,21 +264,21 @@ class Attempts:
 
     def _place(self, state: RequestState, placement: Placement, now_s: float) -> None:
         """Begin the next attempt, and reserve on its workers."""
-        request = state.request
+        request, prefill = state.request, self._workers[placement.prefill]
+        decode = prefill if prefill.role == "coupled" else self._workers[placement.decode]
         self._write(
             Placed(
                 at_s=now_s,
                 request_id=request.id,
-                prefill_instance=placement.prefill,
-                decode_instance=placement.decode,
+                prefill_instance=prefill.name,
+                decode_instance=decode.name,
                 reused_tokens=placement.reused_tokens,
                 fetched_tokens=placement.fetched_tokens,
                 reason=state.why + placement.reason,
             )
         )
         attempt = state.attempt = Attempt(request.id, state.attempt.n + 1)
-        prefill = state.prefill = self._workers[placement.prefill]
-        decode = state.decode = prefill if prefill.role == "coupled" else self._workers[placement.decode]
+        state.prefill, state.decode = prefill, decode
         state.placement, state.phase, state.holder_has_read = placement, "queued", False
         decode.expect(request, now_s + placement.expected_ttft_s)
         estimated_s = self._estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)

@@ -27,7 +27,7 @@ from mooncake_lab.core import carried_folder, complete_file
 from mooncake_lab.perf import hardware
 from mooncake_lab.playground.simulator import Node
 from mooncake_lab.testbeds.nodes import device_tokens, node_latency
-from mooncake_lab.workload import write_trace
+from mooncake_lab.workload import file_sha256, write_trace
 from mooncake_lab.workload.twin import make_twin
 
 PYODIDE_URL: Final = "https://registry.npmjs.org/pyodide/-/pyodide-314.0.7.tgz"
@@ -58,7 +58,7 @@ _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 
 def write_assets(folder: Path, cache: Path) -> None:
-    """Write all files into a folder; those that would not change stay as they are, and others of it are removed.
+    """Write all files into a folder; those that would not change stay as they are.
 
     Raises:
         ConnectionError: when something cannot be fetched.
@@ -67,9 +67,9 @@ def write_assets(folder: Path, cache: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     cache.mkdir(parents=True, exist_ok=True)
     files = dict(_files(cache))
-    for path in folder.iterdir():
+    for path in folder.glob("*.whl"):  # the only names that change
         if path.name not in files:
-            path.unlink()
+            path.unlink(missing_ok=True)
     for name, content in files.items():
         if not (folder / name).is_file() or (folder / name).read_bytes() != content:
             with complete_file(folder / name) as file:
@@ -140,18 +140,16 @@ def fetch_wheels(cache: Path) -> list[Path]:
         "--dest", str(folder), "--requirement", str(wanted),
     ]  # fmt: skip
     found = sorted(folder.glob("*.whl"))
-    if {_pin(path) for path in found} != set(WHEELS):
+    if sorted(map(file_sha256, found)) != sorted(WHEELS.values()):
         for path in found:
-            path.unlink()
+            path.unlink(missing_ok=True)
         if subprocess.run(command, check=False).returncode:  # noqa: S603 - our own interpreter and arguments
-            raise ConnectionError("pip could not fetch the wheels of the playground; its message is above")
+            raise ConnectionError(
+                "pip could not fetch the wheels of the playground; its message is above"
+                " (where pip is missing: python -m ensurepip)"
+            )
         found = sorted(folder.glob("*.whl"))
     return found
-
-
-def _pin(wheel: Path) -> str:
-    name, version, *_ = wheel.name.split("-")
-    return f"{name.replace('_', '-')}=={version}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -159,9 +157,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m mooncake_lab.playground.assets", description=__doc__)
     parser.add_argument("folder", type=Path, help="where the page finds its files")
     parser.add_argument("--cache", type=Path, required=True, help="where what is fetched is kept")
-    said = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        write_assets(said.folder, said.cache)
+        write_assets(options.folder, options.cache)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"The playground's files could not be made: {error}\n")
         return 1

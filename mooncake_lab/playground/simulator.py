@@ -27,7 +27,7 @@ ADMISSIONS: Final = ("none", "slo", "after_prefill", "early", "predictive")
 _REPORT_EVERY: Final = 50
 
 _Nodes = Annotated[int, msgspec.Meta(ge=1, le=256)]
-_Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+_Positive = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +52,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     admission: str = "none"
     requests: Annotated[int, msgspec.Meta(ge=1)] = 1000
     """How many of the trace's requests, from its beginning."""
-    speed: _Seconds = 1.0
+    speed: _Positive = 1.0
     """2 lets the requests arrive twice as fast as recorded."""
-    ttft_slo_s: _Seconds = 30.0
-    tbt_slo_s: _Seconds = 0.1
+    ttft_slo_s: _Positive = 30.0
+    tbt_slo_s: _Positive = 0.1
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ class Simulator:
         Args:
             trace: the name that it was read under.
             settings: JSON of `Settings`.
-            progress: told now and then how many requests have ended.
+            progress: called with the number of ended requests, every 50.
 
         Raises:
             ValueError: when a setting is not allowed, with what is.

@@ -328,7 +328,7 @@ class ClusterRuntime:
         elif self.supervisor.pool.address is not None and blocks:
             fetch = messages.Fetch(POOL, None, blocks)
         prompt, params = stream.remaining(request.input_tokens)
-        is_coupled = placement.prefill == placement.decode
+        is_coupled = self.spec.roles[placement.prefill] == "coupled"
         held_blocks = self.coordinator.workers.matched_blocks(placement.prefill, request)
         links[placement.prefill].send(
             messages.PrefillOrder(

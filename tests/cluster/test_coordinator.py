@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from modelled import RefusesSome, bring_up, make_runtime, request
 
@@ -181,7 +182,7 @@ def test_a_policy_that_fails():
     refused = [(record.request_id, record.stage) for record in run.log if isinstance(record, Rejected)]
     assert refused == [(1, "failed"), (2, "failed")]
     assert "ZeroDivisionError('a mistake')" in run.log[-3].reason
-    assert "'prefill-9', which is not up" in run.log[-1].reason
+    assert "sets prefill to 'prefill-9'; allowed are prefill-0" in run.log[-1].reason
     assert set(run.coordinator.requests) == {0}
     for i, error in ((1, ZeroDivisionError), (2, KeyError)):
         with pytest.raises(error):
@@ -205,16 +206,23 @@ class Places:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"prefill": "decode-0"}, "'decode-0' for prefill; allowed are prefill-0, prefill-1"),
-        ({"decode": "prefill-0"}, "'prefill-0' for decode; allowed are decode-0"),
-        ({"fetch_from": "decode-0", "fetched_tokens": 5, "reused_tokens": 5}, "'decode-0' for fetches"),
-        ({"reused_tokens": 2001}, "reused tokens; allowed are whole numbers from 0 to 2000"),
-        ({"reused_tokens": -1}, "whole numbers"),
-        ({"reused_tokens": 1.5}, "whole numbers"),
-        ({"reused_tokens": None}, "whole numbers"),
-        ({"reused_tokens": 5, "fetched_tokens": 6, "fetch_from": "prefill-1"}, "whole numbers"),
-        ({"expected_ttft_s": None}, "allowed are a number and a text"),
-        ({"reason": None}, "allowed are a number and a text"),
+        ({"prefill": "decode-0"}, "sets prefill to 'decode-0'; allowed are prefill-0, prefill-1"),
+        ({"prefill": ["prefill-0"]}, "sets prefill to ['prefill-0']; allowed"),
+        ({"decode": "prefill-0"}, "sets decode to 'prefill-0'; allowed are decode-0"),
+        (
+            {"fetch_from": "decode-0", "fetched_tokens": 5, "reused_tokens": 5},
+            "allowed are None, prefill-0, prefill-1",
+        ),
+        ({"fetch_from": ""}, "sets fetch_from to ''"),
+        ({"reused_tokens": 2001}, "allowed are Python ints, the first from 0 to 2000"),
+        ({"reused_tokens": -1}, "Python ints"),
+        ({"reused_tokens": 1.5}, "Python ints"),
+        ({"reused_tokens": None}, "Python ints"),
+        ({"reused_tokens": 5, "fetched_tokens": 6, "fetch_from": "prefill-1"}, "Python ints"),
+        ({"reused_tokens": 5, "ssd_tokens": 6}, "Python ints"),
+        ({"reused_tokens": 5, "ssd_tokens": 5}, "no worker has blocks of this prompt on an SSD"),
+        ({"expected_ttft_s": None}, "allowed are a number and a str"),
+        ({"reason": None}, "allowed are a number and a str"),
     ],
 )
 def test_a_placement_that_no_worker_could_carry_out(fields, said):
@@ -226,6 +234,29 @@ def test_a_placement_that_no_worker_could_carry_out(fields, said):
     [refused] = [record for record in run.log if isinstance(record, Rejected)]
     assert (refused.stage, run.jobs, run.coordinator.requests) == ("failed", {}, {})
     assert said in refused.reason
+
+
+def test_a_coupled_worker_decodes_what_it_prefills():
+    """Whatever a policy says of decode, also in the log; a fetch is refused, because there is no store."""
+    pair = ("coupled-0", "coupled-1")
+    for decode_at in ("", "coupled-1"):
+        run = make_runtime(
+            pair, placement=Places(prefill="coupled-0", decode=decode_at), reject_policy_errors=True
+        )
+        arrive(run)
+        [placed] = [record for record in run.log if isinstance(record, Placed)]
+        assert (placed.prefill_instance, placed.decode_instance) == ("coupled-0", "coupled-0")
+    fetches = Places(prefill="coupled-0", decode="coupled-0", fetch_from="coupled-1")
+    run = make_runtime(pair, placement=fetches, reject_policy_errors=True)
+    arrive(run)
+    assert "sets fetch_from to 'coupled-1'; allowed are None" in run.log[-1].reason
+
+
+def test_a_number_of_numpy_is_a_time():
+    """A user's policy may compute the TTFT that it expects with numpy."""
+    run = make_runtime(PAIR, placement=Places(expected_ttft_s=np.float32(1)), reject_policy_errors=True)
+    arrive(run)
+    assert set(run.coordinator.requests) == {0}
 
 
 def moves(run):

@@ -183,6 +183,24 @@ def test_the_browser_runs_the_locked_versions():
     assert set(assets.WHEELS) <= set(locked)
 
 
+def test_a_wheel_with_another_digest_is_not_published(monkeypatch, tmp_path):
+    """What lies in the cache is checked each time, and fetched again."""
+    (tmp_path / "wheels").mkdir()
+    asked = []
+
+    def fetched(command, **_):
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr(assets.subprocess, "run", fetched)
+    for name in assets.WHEELS:
+        (tmp_path / "wheels" / f"{name.replace('==', '-')}-py3-none-any.whl").write_bytes(b"garbage")
+    with pytest.raises(ConnectionError, match="pip could not fetch"):
+        assets.fetch_wheels(tmp_path)
+    assert len(asked) == 1
+    assert list((tmp_path / "wheels").iterdir()) == []
+
+
 def test_what_cannot_be_fetched_is_said(monkeypatch, tmp_path, capsys):
     """The build ends with the address and what to do."""
     monkeypatch.setattr(assets, "PYODIDE_URL", "http://127.0.0.1:9/pyodide.tgz")

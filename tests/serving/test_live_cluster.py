@@ -79,7 +79,7 @@ def test_a_placement_on_nobody_fails_its_request_only(open_cluster):
     """A user's policy that errs is told so, and the cluster lives on."""
     with open_cluster(placement=Elsewhere()) as live:
         for _ in range(2):
-            with pytest.raises(FailedError, match="'prefill-9', which is not up"):
+            with pytest.raises(FailedError, match="sets prefill to 'prefill-9'; allowed are prefill-0"):
                 live.generate([[1, 2, 3]])
         assert set(live.pids()) == {"prefill-0", "decode-0"}
 

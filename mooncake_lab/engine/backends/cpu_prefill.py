@@ -76,7 +76,7 @@ def _attend_tile(
             )
     for row in range(rows):
         token, column = start + row // group, (head * group + row % group) * width
-        share = np.float32(1) / total[row]  # one product: a division is rounded otherwise where it is vectorised
+        share = np.float32(1) / total[row]  # vectorised and scalar loops divide differently
         for x in range(width):
             out[token, column + x] = narrow(mixed[row, x] * share, out[token, column + x])
 
