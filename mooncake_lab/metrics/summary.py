@@ -124,6 +124,10 @@ class RunningSummary:
         if (learn := self._learn.get(kind)) is not None:
             learn(record)
 
+    def ttfts_s(self) -> list[float]:
+        """The time to first token of each request that got one so far, from the shortest."""
+        return sorted([*self._ttfts_s, *(received.ttft_s for received in self._running.values())])
+
     def numbers(self) -> dict[str, float | int | None]:
         """The summary so far, under the names of `run_summary`.
 
@@ -133,9 +137,9 @@ class RunningSummary:
         counts = self._counts
         if not counts["requests"]:
             raise ValueError("the summary of 0 requests is undefined; at least 1 is needed")
-        running = [received.latencies(self.tbt) for received in self._running.values()]
-        ttft = sorted([*self._ttfts_s, *(ttft_s for ttft_s, _ in running)])
-        tbt = sorted([*self._tbts_s, *(tbt_s for _, tbt_s in running)])
+        running = [received.latencies(self.tbt)[1] for received in self._running.values()]
+        ttft = self.ttfts_s()
+        tbt = sorted([*self._tbts_s, *running])
         prompt_tokens = counts["reused"] + counts["computed"]
         return {
             "requests": counts["requests"],

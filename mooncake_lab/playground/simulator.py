@@ -5,7 +5,7 @@ In the browser, Pyodide (CPython as WebAssembly) imports this module; the tests 
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Annotated, Any, Final, final
 
@@ -13,7 +13,7 @@ import msgspec
 
 from mooncake_lab.cluster import COUPLED_SYSTEMS, ClusterSpec
 from mooncake_lab.conductor import LatencyEstimator, full_decode_s, named_admission, named_placement
-from mooncake_lab.core import SLO, Arrived, Finished, FirstToken, Record, Rejected, TracedRequest, rare_collections
+from mooncake_lab.core import SLO, Finished, Record, Rejected, TracedRequest, rare_collections
 from mooncake_lab.metrics import RunningSummary
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation import Cluster
@@ -102,38 +102,18 @@ class Simulator:
         chosen = msgspec.json.decode(settings, type=Settings)
         node = self._nodes[_one_of("node", chosen.node, self._nodes)]
         requests = list(_arriving(self._traces[trace], chosen))
-        summary, latencies = RunningSummary(SLO(chosen.ttft_slo_s, chosen.tbt_slo_s)), _FirstTokens(progress)
+        summary, ended = RunningSummary(SLO(chosen.ttft_slo_s, chosen.tbt_slo_s)), count(1)
         spec = _spec(chosen, node, requests)
 
         def log(record: Record) -> None:
             summary.read(record)
-            latencies.read(record)
+            if isinstance(record, Finished | Rejected) and (number := next(ended)) % _REPORT_EVERY == 0:
+                progress(number)
 
         with rare_collections():
             Cluster(spec, node.latency, log=log).run(requests)
-        result = Result(numbers=summary.numbers(), ttft_s=sorted(latencies.ttft_s))
+        result = Result(numbers=summary.numbers(), ttft_s=summary.ttfts_s())
         return msgspec.json.encode(result).decode()
-
-
-class _FirstTokens:
-    """Reads records for the time to first token of each request. Mutable: it grows."""
-
-    def __init__(self, progress: Callable[[int], object]) -> None:
-        self.ttft_s: list[float] = []
-        self._arrived_s: dict[int, float] = {}
-        self._progress = progress
-        self._ended = 0
-
-    def read(self, record: Record) -> None:
-        """Learn from the next record of the log."""
-        if isinstance(record, Arrived):
-            self._arrived_s[record.request_id] = record.at_s
-        elif isinstance(record, FirstToken):
-            self.ttft_s.append(record.at_s - self._arrived_s.pop(record.request_id))
-        elif isinstance(record, Finished | Rejected):
-            self._ended += 1
-            if self._ended % _REPORT_EVERY == 0:
-                self._progress(self._ended)
 
 
 def _spec(chosen: Settings, node: Node, requests: Sequence[TracedRequest]) -> ClusterSpec:

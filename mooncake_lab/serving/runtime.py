@@ -368,9 +368,7 @@ class ClusterRuntime:
                         bytes=0,
                     )
                 )
-            self._events.append(
-                events.PrefillDropped(at_s=now_s, attempt=attempt, worker=command.placement.prefill)
-            )
+            self._events.append(events.PrefillDropped(at_s=now_s, attempt=attempt, worker=placement.prefill))
         reason = f"the request cannot be served: {error!r}"
         self._events.append(events.AttemptFailed(at_s=now_s, attempt=attempt, reason=reason, retriable=False))
 

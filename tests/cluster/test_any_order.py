@@ -29,12 +29,31 @@ def fire(run, rng):
         run.tell(e.TimerFired, request_id=run.timers.pop(rng.randrange(len(run.timers))))
 
 
+def some_prompt(run, rng):
+    """A prompt and its worker, cancelled ones included; none where there is none."""
+    jobs = [(name, job) for name in sorted(run.up) for job in run.prompts[name].values()]
+    return rng.choice(jobs) if jobs else (None, None)
+
+
+def start(run, name, job):
+    """A worker begins a prompt; those that run together add up."""
+    job.started = True
+    _, until_s = run.latest.get(name, (None, 0.0))
+    run.latest[name] = job.attempt, max(run.now, until_s) + run.estimated_s(job)
+
+
+def end(run, name, job):
+    """A prompt leaves its worker."""
+    if run.latest.get(name, (None,))[0] == job.attempt:
+        del run.latest[name]
+    del run.prompts[name][job.attempt]
+
+
 def prefill(run, rng):
     """The next thing happens to some prompt on a worker, cancelled ones included."""
-    jobs = [(name, job) for name in sorted(run.up) for job in run.prompts[name].values()]
-    if not jobs:
+    name, job = some_prompt(run, rng)
+    if job is None:
         return
-    name, job = rng.choice(jobs)
     what = {"attempt": job.attempt, "worker": name}
     if not job.fetched:
         job.fetched = True
@@ -46,15 +65,10 @@ def prefill(run, rng):
         del run.prompts[name][job.attempt]
         run.tell(e.PrefillDropped, **what)
     elif not job.started:
-        job.started = True
-        estimated_s = run.estimated_s(job)
-        _, until_s = run.latest.get(name, (None, 0.0))  # those that run together add up
-        run.latest[name] = job.attempt, max(run.now, until_s) + estimated_s
+        start(run, name, job)
         run.tell(e.PrefillStarted, **what)
     else:
-        if run.latest.get(name, (None,))[0] == job.attempt:
-            del run.latest[name]
-        del run.prompts[name][job.attempt]
+        end(run, name, job)
         job.prefilled = True
         blocks = set(job.command.request.block_keys) - run.held[name]
         if blocks:
@@ -345,10 +359,9 @@ class Fetches:
 
 def prefill_and_fetch(run, rng):
     """As `prefill`, with prompts that are dropped while they run, and decode workers that are heard first."""
-    jobs = [(name, job) for name in sorted(run.up) for job in run.prompts[name].values()]
-    if not jobs:
+    name, job = some_prompt(run, rng)
+    if job is None:
         return
-    name, job = rng.choice(jobs)
     what = {"attempt": job.attempt, "worker": name}
     if not job.fetched:
         job.fetched, source = True, job.placement.fetch_from
@@ -357,14 +370,10 @@ def prefill_and_fetch(run, rng):
         run.flows.pop((source, job.attempt), None)
         run.tell(e.PrefixFetched, **what, source=source, start_s=run.now, bytes=size)
     elif not job.started and name not in job.cancelled and rng.random() < 0.8:
-        job.started = True
-        _, until_s = run.latest.get(name, (None, 0.0))
-        run.latest[name] = job.attempt, max(run.now, until_s) + run.estimated_s(job)
+        start(run, name, job)
         run.tell(e.PrefillStarted, **what)
     else:
-        if run.latest.get(name, (None,))[0] == job.attempt:
-            del run.latest[name]
-        del run.prompts[name][job.attempt]
+        end(run, name, job)
         if name in job.cancelled and rng.random() < 0.5:
             run.tell(e.PrefillDropped, **what)
             return
