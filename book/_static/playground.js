@@ -125,18 +125,12 @@
 
     // buttons
     const busy = (is) => {
-      const pressed = document.activeElement;
       form.toggleAttribute("data-busy", is);
       form.querySelectorAll("input, select, button").forEach((each) => { each.disabled = is; });
       field("stop").hidden = !is;
       field("stop").disabled = false;
-      if (is) {
-        field("stop").focus({ preventScroll: true });
-        return pressed;
-      }
-      waiting = null;
-      follow();
-      return pressed;
+      if (is) field("stop").focus({ preventScroll: true });
+      else follow();
     };
 
     const runAll = async (choices, summary) => {
@@ -146,7 +140,8 @@
         return;
       }
       stopped = false;
-      const first = runs.length, pressed = busy(true);
+      const first = runs.length, pressed = document.activeElement;
+      busy(true);
       try {
         for (const [one, description] of choices.map((values) => [task(values), described(values)])) {
           const result = await simulate(one);
@@ -157,6 +152,7 @@
       } catch (error) {
         status.textContent = stopped ? "Stopped." : `This run failed: ${error.message}`;
       } finally {
+        waiting = null;
         busy(false);
         if (pressed && !pressed.hidden) pressed.focus({ preventScroll: true });
       }
