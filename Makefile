@@ -12,6 +12,7 @@ SCALE ?= classroom
 SEED ?= 0
 PORT ?= 8000
 TEST_WORKERS ?= auto
+TEST_MARKS ?= not slow and not gpu and not site
 PYTEST_FLAGS ?=
 SUBMISSIONS ?= submissions
 GRADES ?= build/grades
@@ -52,7 +53,7 @@ notebooks: $(ENV) build/kernels ## Execute the chapters that changed, in paralle
 	@$(BIN)/mooncake-lab batch --scale $(SCALE) --seed $(SEED)
 
 test: $(ENV) build/kernels ## Check everything that needs neither minutes nor a GPU [PYTEST_FLAGS]
-	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m 'not slow and not gpu' $(PYTEST_FLAGS)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m '$(TEST_MARKS)' $(PYTEST_FLAGS)
 
 # each test process would compile the CPU kernels for itself: 25 s of a core for float32, 35 s for bfloat16
 build/kernels: $(wildcard mooncake_lab/engine/backends/cpu*.py) $(ENV)

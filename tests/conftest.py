@@ -1,5 +1,6 @@
-"""What every test shares: hypothesis judges results, never the clock of a busy machine."""
+"""What every test shares: what is skipped on this machine, and hypothesis without a clock."""
 
+import missing_here
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -7,11 +8,23 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
-@pytest.fixture(scope="session", params=["conversation", "synthetic"])
+def pytest_report_header() -> list[str]:
+    """Say at the start what is skipped on this machine, and why."""
+    return missing_here.summary()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a released trace or Mooncake's wheel where this machine has none."""
+    reasons = [missing_here.traces(*mark.args) for mark in item.iter_markers("traces")]
+    if item.get_closest_marker("wheel") is not None:
+        reasons.append(missing_here.wheel())
+    if why := "; ".join(filter(None, reasons)):
+        pytest.skip(why)
+
+
+@pytest.fixture(scope="session", params=missing_here.RELEASED)
 def released(request):
     """A released trace; where a machine has none, tests that want it are skipped."""
-    from mooncake_lab.workload import find_trace, load
+    from mooncake_lab.workload import load
 
-    if find_trace(request.param) is None:
-        pytest.skip(f"the released {request.param} trace is not on this machine; `make traces` fetches it")
     return load(request.param)

@@ -17,7 +17,6 @@ from mooncake_lab.bench.soak_process import (
     soak_content,
     soak_key,
 )
-from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
 from mooncake_lab.store.backends import SsdBackend
 
 
@@ -180,12 +179,9 @@ def test_a_pool_that_keeps_bytes_for_nobody_is_noticed():
     assert pool.close() > 0
 
 
+@pytest.mark.wheel
 def test_a_soak_over_mooncakes_store_passes(tmp_path):
     """Two stores over one Mooncake Store: no wrong byte, no object left behind; skipped without its wheel."""
-    try:
-        load_wheel()
-    except MooncakeError as error:
-        pytest.skip(str(error))
     report = Soak(tmp_path, ["kill", "full", "read"], seed=3, pool="mooncake").run(0, lives=3)
     assert report.passed, report.plain()
     assert report.operations > 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.net.mooncake_wheel import MooncakeError, MooncakeMaster
+from mooncake_lab.net.mooncake_wheel import MooncakeMaster
 from mooncake_lab.store.backends import (
     BlockExistsError,
     BlockNotFoundError,
@@ -119,15 +119,13 @@ MEDIA = {
 @pytest.fixture(scope="session")
 def mooncake():
     """A client of a Mooncake Store, where its wheel can be loaded: a process has one."""
-    try:
-        master = MooncakeMaster()
-    except MooncakeError as error:
-        pytest.skip(str(error))
-    with master, MooncakeClient(master.address, 16 * 2**20) as client:
+    with MooncakeMaster() as master, MooncakeClient(master.address, 16 * 2**20) as client:
         yield client
 
 
-@pytest.fixture(params=MEDIA)
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.wheel if name == "mooncake" else ()) for name in MEDIA]
+)
 def medium(request, tmp_path):
     """Each medium, empty, of 64 pages."""
     place = request.getfixturevalue("mooncake") if request.param == "mooncake" else tmp_path / "store"

@@ -5,21 +5,13 @@ import pytest
 
 from mooncake_lab.metrics import token_hit_rate
 from mooncake_lab.paper import claim, constant, curve, fact
-from mooncake_lab.workload import find_trace, read_trace, reusable_blocks
+from mooncake_lab.workload import load, reusable_blocks
 
 
 def points(name, series):
     """One series of a curve, y by x."""
     table = curve(name)
     return table[table["series"] == series].set_index("x")["y"]
-
-
-def released(name):
-    """A released trace, or a skip where none can be found."""
-    path = find_trace(name)
-    if path is None:
-        pytest.skip(f"the released {name} trace is not here")
-    return read_trace(path)
 
 
 def test_the_mean_input_of_the_arxiv_trace_is_a_misprint():
@@ -95,18 +87,22 @@ def test_synthetic_chunked_prefill_is_not_similar_to_plain_vllm():
     assert gap.min() > 8
 
 
+@pytest.mark.traces("conversation")
 def test_the_conversation_trace_ends_before_the_hour():
     """The paper samples an hour; the released file ends before 3540 s and its clock ticks every 3 s."""
-    trace = released("conversation")
+    trace = load("conversation")
     hour = fact("arxiv_sec4_trace_statistics", series="printed", x="duration_s").value
     assert trace.arrival_s.max() < hour - 60
     assert np.median(np.diff(np.unique(trace.arrival_s))) == pytest.approx(3.0, abs=0.1)
 
 
-@pytest.mark.parametrize(("name", "workload"), [("conversation", "Conversation"), ("synthetic", "Synthetic")])
+@pytest.mark.parametrize(
+    ("name", "workload"),
+    [pytest.param(name, name.title(), marks=pytest.mark.traces(name)) for name in ("conversation", "synthetic")],
+)
 def test_blocks_of_512_tokens_cannot_give_figure_9(name, workload):
     """Counting whole 512-token blocks of the released traces stays below the paper's unlimited hit rate."""
-    trace = released(name)
+    trace = load(name)
     covered = np.minimum(reusable_blocks(trace) * trace.block_size_tokens, trace.input_tokens)
     plain = token_hit_rate(covered, trace.input_tokens)
     assert plain < points("fast_fig09_hit_rate_vs_capacity", workload).max() - 0.005

@@ -17,7 +17,6 @@ from waiting import until
 from mooncake_lab.cluster import events
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
 from mooncake_lab.net import wire
-from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
 from mooncake_lab.net.wire import PeerRefusedError
 from mooncake_lab.serving.kv_transfer import (
     Identity,
@@ -70,10 +69,6 @@ def reception(came):
 @pytest.fixture(scope="module")
 def channel():
     """Mooncake's Transfer Engine, which here writes into its own process."""
-    try:
-        load_wheel()
-    except MooncakeError as error:
-        pytest.skip(str(error))
     return TransferEngineChannel(2 * WINDOW_BYTES + 2**20)
 
 
@@ -103,7 +98,7 @@ def piece(layer, start, tokens):
     return KVChunk(job=JOB, layer=layer, start=start, tokens=tokens), values
 
 
-@pytest.mark.parametrize("way", ["connection", "channel"])
+@pytest.mark.parametrize("way", ["connection", pytest.param("channel", marks=pytest.mark.wheel)])
 def test_pieces_make_a_whole(way, request, came):
     """Layers that come in pieces, overlapping by a token, arrive as they were, by either way."""
     reception = request.getfixturevalue("reception" if way == "connection" else "granting")
@@ -151,6 +146,7 @@ def test_long_pieces_are_cut_into_whole_tokens(most_bytes):
     assert torch.equal(built, values)
 
 
+@pytest.mark.wheel
 def test_fetched_blocks_come_by_the_channel(granting, channel):
     """Blocks that another worker holds are written where we want them; what it lacks does not come."""
     before = channel.written_bytes
@@ -158,6 +154,7 @@ def test_fetched_blocks_come_by_the_channel(granting, channel):
     assert channel.written_bytes - before == 2 * 4 * LAYOUT.bytes_per_token
 
 
+@pytest.mark.wheel
 def test_without_memory_the_connection_carries_the_bytes(granting, reception, came, channel):
     """A channel that has no room, on either side, is none: nothing is refused, nothing waits."""
     before, held = channel.written_bytes, channel.take(2 * WINDOW_BYTES + 2**20)
@@ -183,7 +180,7 @@ def receiver_of(came, channel, give):
     return KVReceiver(WHO, BLOCKS, most_tokens=64, delivered=came.put, give=give, channel=channel)
 
 
-@pytest.mark.parametrize("way", ["connection", "channel"])
+@pytest.mark.parametrize("way", ["connection", pytest.param("channel", marks=pytest.mark.wheel)])
 def test_a_fetch_ends_where_the_holder_has_no_more(way, request, came):
     """A block that its holder loses is missing from that layer on; where the connection ends, all are."""
     channel = None if way == "connection" else request.getfixturevalue("channel")
@@ -199,6 +196,7 @@ def test_a_fetch_ends_where_the_holder_has_no_more(way, request, came):
     assert not list(fetch_layers(port, WHO, BLOCKS, JOB, [b"a"], channel))
 
 
+@pytest.mark.wheel
 def test_bytes_that_another_process_wrote_are_refused(granting, came, channel):
     """The bytes in the window must have the checksum that the sender reports."""
     with dial(granting.port, WHO) as peer:
@@ -212,6 +210,7 @@ def test_bytes_that_another_process_wrote_are_refused(granting, came, channel):
     assert came.empty()
 
 
+@pytest.mark.wheel
 @pytest.mark.parametrize(
     ("window_bytes", "start_s", "reason"),
     [
@@ -232,6 +231,7 @@ def test_pushes_that_cannot_be_are_refused(granting, window_bytes, start_s, reas
         assert reason in refusal_of(peer)
 
 
+@pytest.mark.wheel
 @pytest.mark.parametrize("segment", ["10.0.0.1:80", "127.0.0.1", "x"])
 def test_engines_write_to_this_machine_only(granting, segment):
     """A peer cannot send our engine to another machine."""
@@ -240,6 +240,7 @@ def test_engines_write_to_this_machine_only(granting, segment):
         assert "no message" in refusal_of(peer)
 
 
+@pytest.mark.wheel
 def test_a_write_that_fails_is_an_error(channel):
     """An address that was never lent, and a process that is not there, are errors and no hang."""
     region = channel.take(64)

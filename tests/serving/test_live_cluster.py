@@ -12,7 +12,6 @@ from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import ADMISSION_POLICIES, KVCacheCentric, Placement, decide
 from mooncake_lab.core import SLO, Arrived, Finished, Moved, Placed, Prefilled, Rejected
 from mooncake_lab.metrics import check_log, run_summary
-from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
 from mooncake_lab.perf import model_shape
 from mooncake_lab.serving import FailedError, LiveCluster, LiveOptions, Pacer, WorkerError
 from mooncake_lab.workload import SharedPrefix
@@ -347,12 +346,9 @@ def test_evicted_blocks_sink_and_come_back(open_cluster, traced, expected, tmp_p
     assert [folder.name for folder in tmp_path.iterdir()] == ["prefill-0"]
 
 
+@pytest.mark.wheel
 def test_kvcache_travels_by_mooncakes_engine(open_cluster, traced, expected):
     """Streamed layers and fetched blocks through Mooncake's Transfer Engine: equal tokens, also after a kill."""
-    try:
-        load_wheel()
-    except MooncakeError as error:
-        pytest.skip(str(error))
     requests = traced(8, tokens=96, every_s=0.02)  # whole blocks: a full hit computes its last token again
     with open_cluster(prefill_nodes=2, transfer="mooncake") as live:
         for _ in range(2):

@@ -18,7 +18,6 @@ from waiting import until
 from mooncake_lab.cluster import POOL, events
 from mooncake_lab.conductor import Placement
 from mooncake_lab.core import Finished, Moved, Prefilled, Request, TracedRequest, blocks_for
-from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
 from mooncake_lab.perf import LinkLatency
 from mooncake_lab.serving import ClusterRuntime, LiveOptions, WorkerError
 from mooncake_lab.serving.launch import pause_before_restart_s
@@ -83,20 +82,8 @@ def evict(live, first, conversations):
         settle(live)
 
 
-def _without_mooncake():
-    """Why this machine cannot run a Mooncake Store; empty where it can."""
-    try:
-        load_wheel()
-    except MooncakeError as error:
-        return str(error)
-    return ""
-
-
-needs_mooncake = pytest.mark.skipif(bool(_without_mooncake()), reason=_without_mooncake())
-
-
 @pytest.mark.parametrize(
-    "tier", ["dram", "ssd", "slow ssd", "worker", "pool", pytest.param("mooncake", marks=needs_mooncake)]
+    "tier", ["dram", "ssd", "slow ssd", "worker", "pool", pytest.param("mooncake", marks=pytest.mark.wheel)]
 )
 def test_a_second_turn_has_the_same_tokens_wherever_its_prefix_lies(
     open_cluster, believed, expected, tmp_path, tier
@@ -166,8 +153,8 @@ def kill(live, victim):
     [
         ("remote", "prefill-0"),
         ("remote", POOL),
-        pytest.param("mooncake", POOL, marks=needs_mooncake),
-        pytest.param("mooncake", "master", marks=needs_mooncake),
+        pytest.param("mooncake", POOL, marks=pytest.mark.wheel),
+        pytest.param("mooncake", "master", marks=pytest.mark.wheel),
     ],
 )
 def test_the_death_of_a_worker_or_of_the_pool_costs_no_request(open_cluster, expected, kind, victim):
@@ -260,7 +247,7 @@ def test_a_cluster_that_ends_takes_its_pool_with_it(open_cluster):
         os.kill(pid, 0)
 
 
-@needs_mooncake
+@pytest.mark.wheel
 def test_a_cluster_uses_a_mooncake_store_that_runs_already(open_cluster, expected):
     """Its workers put blocks there and find them again; the store outlives the cluster."""
     with open_cluster(pool="mooncake") as owner:
@@ -276,8 +263,8 @@ def test_a_cluster_uses_a_mooncake_store_that_runs_already(open_cluster, expecte
         assert owner._runtime.supervisor.pool.pid is not None
 
 
-def test_a_pool_that_cannot_be_used_is_refused_in_a_sentence(open_cluster):
-    """Only a Mooncake Store may run elsewhere, at HOST:PORT, and something has to listen there."""
+def test_a_pool_that_cannot_be_used_is_refused_in_a_sentence():
+    """Only a Mooncake Store may run elsewhere, at HOST:PORT."""
     for changes, words in (
         ({"pool_address": "127.0.0.1:1"}, "only a Mooncake Store has one"),
         ({"pool": "remote", "pool_address": "127.0.0.1:1"}, "only a Mooncake Store"),
@@ -285,6 +272,11 @@ def test_a_pool_that_cannot_be_used_is_refused_in_a_sentence(open_cluster):
     ):
         with pytest.raises(ValueError, match=words):
             LiveOptions(**changes)
+
+
+@pytest.mark.wheel
+def test_a_pool_that_does_not_answer_is_refused_in_a_sentence(open_cluster):
+    """Something has to listen at the address of a Mooncake Store."""
     with (
         pytest.raises(WorkerError, match=r"no pool answers at 127\.0\.0\.1:1"),
         open_cluster(pool="mooncake", pool_address="127.0.0.1:1"),
@@ -344,9 +336,9 @@ def test_a_pool_that_ends_before_the_first_run_is_started_again():
         calibrate = runtime.calibrate
 
         async def calibrate_without_pool():
-            first = runtime.supervisor.pool.pid
+            first = runtime.supervisor.pool.address
             runtime.supervisor.kill("pool")
-            while runtime.supervisor.pool.pid in (None, first):  # noqa: ASYNC110  # a process has no event
+            while runtime.supervisor.pool.address in (None, first):  # noqa: ASYNC110  # a process has no event
                 await asyncio.sleep(0.05)
             return await calibrate()
 

@@ -20,7 +20,6 @@ from mooncake_lab.bench.faults import FAULTS, strike
 from mooncake_lab.cluster import POOL
 from mooncake_lab.core import FirstToken, Moved, Placed
 from mooncake_lab.metrics import check_log
-from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
 from mooncake_lab.serving.openai_api.connections import ClientLimits
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  # looked at, not used
@@ -136,15 +135,15 @@ def family(pid):
 
 @pytest.mark.parametrize(
     ("end", "transfer"),
-    [(signal.SIGTERM, "tcp"), (signal.SIGKILL, "tcp"), (signal.SIGINT, "tcp"), (signal.SIGKILL, "mooncake")],
+    [
+        (signal.SIGTERM, "tcp"),
+        (signal.SIGKILL, "tcp"),
+        (signal.SIGINT, "tcp"),
+        pytest.param(signal.SIGKILL, "mooncake", marks=pytest.mark.wheel),
+    ],
 )
 def test_no_orphans(end, transfer):
     """However `serve` ends, in the middle of a stream, no process and no shared memory of it is left."""
-    if transfer == "mooncake":
-        try:
-            load_wheel()
-        except MooncakeError as error:
-            pytest.skip(str(error))
     before = set(Path(SHARED_MEMORY).iterdir())
     command = [
         sys.executable,

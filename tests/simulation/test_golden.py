@@ -22,7 +22,7 @@ from mooncake_lab.core import SLO, Placed, Record, Rejected
 from mooncake_lab.perf import IterationCost, LinearCost, LinkLatency
 from mooncake_lab.simulation import Failure, PipelineSpec, StageClock, run_pipeline
 from mooncake_lab.testbeds import paper_node_latency
-from mooncake_lab.workload import Trace, find_trace, load
+from mooncake_lab.workload import Trace, load
 from mooncake_lab.workload.twin import make_twin
 
 FILE = Path(__file__).with_name("golden.json")
@@ -136,11 +136,10 @@ def test_runs_of_the_twin_are_what_they_were(name):
 
 
 @pytest.mark.slow
+@pytest.mark.traces("conversation")
 @pytest.mark.parametrize("name", RELEASED_CASES)
 def test_runs_of_the_released_trace_are_what_they_were(name):
     """The hour of the released conversation trace likewise."""
-    if find_trace("conversation") is None:
-        pytest.skip("the released traces are not on this machine; name their folder in MOONCAKE_LAB_DATA")
     assert RELEASED_CASES[name](load("conversation")) == json.loads(FILE.read_text())["released"][name]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mooncake_lab.workload import RELEASES, Trace, find_trace, read_trace
+from mooncake_lab.workload import Trace
 
 REFERENCE = Path(__file__).parents[2] / "data" / "measured" / "reference_trace_statistics.csv"
 
@@ -41,15 +41,3 @@ def reference() -> dict[tuple[str, str], float]:
         return {
             (row["trace"], row["statistic"]): float(row["value"]) for row in rows if row["source"] == "counted"
         }
-
-
-@pytest.fixture(scope="session", params=["conversation", "synthetic"])
-def released(request) -> Trace:
-    """A released trace, where this machine has it."""
-    path = find_trace(request.param)
-    if path is None:
-        pytest.skip(
-            f"the released {request.param} trace is not on this machine; name its folder in MOONCAKE_LAB_DATA"
-        )
-    RELEASES[request.param].check(path)
-    return read_trace(path)

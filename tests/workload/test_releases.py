@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import MappingProxyType
 
 import pytest
+from missing_here import RELEASED
 
 from mooncake_lab.workload import (
     DATA_VARIABLE,
@@ -68,11 +69,9 @@ class TestLoad:
         with pytest.raises(ValueError, match=r"conversation_trace\.jsonl has the SHA-256"):
             load("conversation")
 
-    @pytest.mark.parametrize("name", ["conversation", "synthetic"])
+    @pytest.mark.parametrize("name", RELEASED)
     def test_the_released_file(self, name):
         """A released file is recognised, and says so, whatever the seed."""
-        if find_trace(name) is None:
-            pytest.skip(f"the released {name} trace is not on this machine; name its folder in {DATA_VARIABLE}")
         trace = load(name, seed=9)
         assert (trace.name, trace.origin, trace.source) == (name, "released", f"released {name} trace")
 

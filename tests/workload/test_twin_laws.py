@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from missing_here import RELEASED
 
-from mooncake_lab.workload import find_trace, read_trace, write_trace
+from mooncake_lab.workload import load, read_trace, write_trace
 from mooncake_lab.workload.twin import make_twin
 from mooncake_lab.workload.twin.conversation import ConversationProcess, conversation
 from mooncake_lab.workload.twin.drafts import Quantiles, spread, stream
@@ -92,18 +93,15 @@ class TestDraw:
         write_trace(tmp_path / "twin.jsonl", trace)
         assert columns(read_trace(tmp_path / "twin.jsonl")) == columns(trace)
 
-    @pytest.mark.parametrize("name", ["conversation", "synthetic"])
+    @pytest.mark.parametrize("name", RELEASED)
     def test_no_row_is_copied(self, name):
         """Twin and released trace share hardly more (input, output) pairs than two twins do."""
-        path = find_trace(name)
-        if path is None:
-            pytest.skip(f"the released {name} trace is not on this machine; name its folder in MOONCAKE_LAB_DATA")
 
         def pairs(trace):
             long = trace.input_tokens > 2048  # short prompts meet by chance
             return set(zip(trace.input_tokens[long].tolist(), trace.output_tokens[long].tolist(), strict=True))
 
-        twin, released = pairs(make_twin(name)), pairs(read_trace(path))
+        twin, released = pairs(make_twin(name)), pairs(load(name))
         assert len(twin & released) <= 1.5 * len(twin & pairs(make_twin(name, seed=1))) + 10
 
 

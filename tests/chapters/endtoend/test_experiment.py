@@ -36,7 +36,6 @@ from mooncake_lab.chapters.endtoend.rates import (
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.metrics import token_times_s
 from mooncake_lab.paper import claims, curve
-from mooncake_lab.workload import find_trace
 
 
 def test_coupled_by_hand():
@@ -227,7 +226,7 @@ class TestBesidePapers:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_trace("synthetic") is None, reason="the released synthetic trace is not here")
+@pytest.mark.traces("synthetic")
 def test_the_host_constants_fit_fast_figure_15b():
     """With the host of assumption B37, mean TBT over the P:D split is the paper's within 4 % at every split."""
     printed = curve("fast_fig15b_avg_tbt")

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from missing_here import RELEASED
 
 from mooncake_lab.chapters.store import claims as beside
 from mooncake_lab.chapters.store import experiment as store
@@ -13,7 +14,7 @@ from mooncake_lab.chapters.store.replay import replay
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.paper import assumption, curve
 from mooncake_lab.store import EVICTION_POLICIES
-from mooncake_lab.workload import Trace, find_trace, load, statistics
+from mooncake_lab.workload import Trace, load, statistics
 
 ACCESSES = st.lists(st.integers(0, 15), max_size=80)
 
@@ -253,21 +254,18 @@ class TestBesidePapers:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", ["conversation", "synthetic"])
+@pytest.mark.parametrize("workload", RELEASED)
 def test_fig_9_comes_out_on_the_released_traces(workload):
     """On a released trace every point of FAST'25 Fig. 9 is met within 0.006; by whole blocks it is not."""
-    if find_trace(workload) is None:
-        pytest.skip(f"the released {workload} trace is not on this machine; `make traces` fetches it")
     table = rows(vary(store.CapacityHitRates(workload=workload), capacity_tokens=beside.capacities_of_fig_9()))
     (difference,) = beside.largest_differences(beside.beside_fig_9(table)).to_dict(orient="records")
     assert difference["with_remainder"] < 0.006 < difference["whole_blocks"]
 
 
 @pytest.mark.slow
+@pytest.mark.traces("conversation")
 def test_lru_leads_on_the_released_conversations():
     """From 10,000 blocks up LRU is ahead of LFU, and LFU of LengthAware, until everything fits (arXiv Table 1)."""
-    if find_trace("conversation") is None:
-        pytest.skip("the released conversation trace is not on this machine; `make traces` fetches it")
     sweep = vary(
         store.PolicyHitRates(), policy=("lru", "lfu", "length_aware"), capacity_blocks=(10_000, 30_000, 100_000)
     )
@@ -276,7 +274,7 @@ def test_lru_leads_on_the_released_conversations():
         assert lru > lfu > length_aware
 
 
-@pytest.mark.skipif(find_trace("conversation") is None, reason="the released conversation trace is not here")
+@pytest.mark.traces("conversation")
 def test_the_system_prompt_is_the_shortest_prompt():
     """Assumption B11 is a number of the trace: its shortest prompts less the first block, which all share."""
     trace = load("conversation")

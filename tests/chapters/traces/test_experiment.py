@@ -18,7 +18,7 @@ from mooncake_lab.chapters.traces.experiment import (
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.experiments.cache import CACHE_VARIABLE
 from mooncake_lab.paper import Verdict, curve
-from mooncake_lab.workload import WORKLOADS, find_trace
+from mooncake_lab.workload import WORKLOADS
 
 FEW = 300
 
@@ -109,13 +109,8 @@ class TestBesidePapers:
         assert (beside["decides"], beside["verdict"]) == (False, Verdict.REPRODUCED.value)
 
 
+@pytest.mark.traces("conversation", "synthetic")
 class TestReleased:
-    @pytest.fixture(autouse=True)
-    def needs_files(self):
-        """These need the two released files."""
-        if find_trace("conversation") is None or find_trace("synthetic") is None:
-            pytest.skip("the released traces are not on this machine; name their folder in MOONCAKE_LAB_DATA")
-
     def test_counts_and_lengths_are_the_printed_ones(self):
         """Counts and mean lengths of both traces agree with FAST'25 Table 2; one of the two cache ratios does."""
         table = (

@@ -1,8 +1,6 @@
 """Mooncake Store as a pool: what one client puts every client finds, and nobody gets wrong bytes."""
 
 import contextlib
-import importlib
-import os
 import signal
 import socket
 import subprocess
@@ -12,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from mooncake_lab.net.mooncake_wheel import MooncakeError, MooncakeMaster, load_wheel
+from mooncake_lab.net.mooncake_wheel import MooncakeMaster
 from mooncake_lab.store.backends import (
     BlockExistsError,
     BlockNotFoundError,
@@ -26,15 +24,7 @@ from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 LAYERS = (300, 500)
 
 
-def _missing():
-    try:
-        load_wheel()
-    except MooncakeError as error:
-        return str(error)
-    return ""
-
-
-pytestmark = pytest.mark.skipif(bool(_missing()), reason=_missing())
+pytestmark = pytest.mark.wheel
 
 
 @pytest.fixture(scope="module")
@@ -170,25 +160,3 @@ def is_open(port):
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
         return True
     return False
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (
-            ImportError("libibverbs.so.1: cannot open shared object file"),
-            "libibverbs.so.1.*apt-get install -y libibv",
-        ),
-        (ModuleNotFoundError("No module named 'mooncake'"), r"pip install '\.\[mooncake\]'"),
-    ],
-)
-def test_what_is_missing_is_said_with_how_to_install_it(monkeypatch, error, said):
-    """A system library and the wheel itself: the sentence names what to install."""
-
-    def refuse(_name):
-        raise error
-
-    monkeypatch.setattr(importlib, "import_module", refuse)
-    monkeypatch.setitem(os.environ, "MC_LOG_LEVEL", "ERROR")
-    with pytest.raises(MooncakeError, match=said):
-        load_wheel()
