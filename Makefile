@@ -24,7 +24,9 @@ COUNT ?= 10
 
 VENV := .venv
 BIN ?= $(VENV)/bin
-ENV := $(if $(filter $(VENV)/bin,$(BIN)),$(VENV)/ready)
+# what fills the environment names its stamp, so that a pulled lock fills it again, whatever the files' times are
+LOCKED := $(shell cat requirements.lock pyproject.toml .ci/environment | cksum | cut -d ' ' -f 1)
+ENV := $(if $(filter $(VENV)/bin,$(BIN)),$(VENV)/ready-$(LOCKED))
 
 UV_VERSION := 0.13.8
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -136,6 +138,7 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3 py
 	command -v $(name) >/dev/null && $(name) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 	2>/dev/null && echo $(name))))
 
-$(VENV)/ready: requirements.lock pyproject.toml
+$(VENV)/ready-$(LOCKED):
 	@bash .ci/environment "$(PYTHON)" "$(VENV)" "$(UV_VERSION)" "$(TORCH_CPU_INDEX)"
+	@rm -f $(VENV)/ready*
 	@touch $@
