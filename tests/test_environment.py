@@ -1,6 +1,7 @@
 """The ways in agree: pyproject.toml, requirements.lock, environment.yml, and what is installed here."""
 
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
@@ -71,3 +72,21 @@ def test_conda_can_solve_it():
         pytest.skip("no conda, mamba or micromamba on PATH")
     command = [conda, "env", "create", "--dry-run", "--file", str(ROOT / "environment.yml")]
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+
+
+def test_a_changed_lock_fills_the_environment_again(tmp_path):
+    """Its content decides and not its time: a pulled or copied lock may be older than the environment."""
+    (tmp_path / ".ci").mkdir()
+    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".ci" / "environment").write_text('mkdir -p "$2" && echo filled >> filled\n')
+
+    def filled():
+        subprocess.run(["make", "env"], check=True, capture_output=True, cwd=tmp_path)
+        return (tmp_path / "filled").read_text().count("filled")
+
+    assert [filled(), filled()] == [1, 1]
+    lock = tmp_path / "requirements.lock"
+    lock.write_text("six==1.17.0\n")
+    os.utime(lock, (0, 0))
+    assert [filled(), filled()] == [2, 2]
