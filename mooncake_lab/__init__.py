@@ -2,19 +2,19 @@
 
 The package by floors, each importing only from the floors below it:
 
-    cli                                    the same things from a shell
-    course                                 assignments and their confined grading
-    batch                                  notebooks executed with papermill, pages rendered
-    chapters · playground                  a folder per chapter: experiment, claims, figures; a page that simulates
-    figures · experiments · testbeds       how all figures look; how all experiments run; the papers' machines
-    metrics · paper · bench                log -> numbers; what the papers say; measuring this machine
-    simulation · serving                   the cluster in virtual time (simpy); the same cluster, live
-    compression                            smaller KVCaches (torch)
-    engine                                 the real model: prefill and decode (torch)
-    conductor · batching                   who serves which request; what an instance runs next
-    store · workload                       what is kept; what arrives
-    perf                                   how long things take
-    core                                   the nouns
+    cli                                      commands of the shell
+    course                                   assignments, and their grading in a sandbox
+    batch                                    executes notebooks with papermill, checks statements, renders pages
+    chapters · playground                    a folder for each chapter: experiment, claims, figures; the simulator in a page
+    figures · experiments · testbeds         style of all figures; parameters and results of experiments; the papers' machines
+    metrics · paper · bench                  from logs to numbers; facts and claims of the papers; measurements of this machine
+    simulation · serving                     the two runtimes: in virtual time, and live with worker processes
+    cluster                                  the states of a request, for both runtimes; what a cluster consists of
+    compression                              methods that shrink KVCache
+    engine                                   the model: prefill and decode on CPU and GPU
+    conductor · batching · store · workload  placement and admission; what an instance runs next; KVCache; traces
+    perf · net                               latency models; connections between processes
+    core                                     requests, block keys, records of the log
 """
 
 __version__ = "0.1.0"

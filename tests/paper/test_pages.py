@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import mooncake_lab
 from mooncake_lab.batch.render import FLOORS
 from mooncake_lab.paper import Verdict, claims, scope
 
@@ -52,6 +53,12 @@ def test_every_package_is_on_a_floor():
     """The linter's layers hold each package of mooncake_lab once."""
     listed = [name for layer in layers() for name in layer]
     assert sorted(listed) == sorted(PACKAGES)
+
+
+def test_the_package_map_has_the_floors_of_the_linter():
+    """The docstring of the package names each package on its floor, in the order of pyproject.toml."""
+    rows = re.findall(r"^    ([a-z ·]+?)  +\S", str(mooncake_lab.__doc__), re.MULTILINE)
+    assert [set(row.split(" · ")) for row in rows] == layers()
 
 
 def test_the_design_page_has_the_floors_of_the_linter():

@@ -1,5 +1,5 @@
 // Six batching policies, stepped through a set of requests with a clock: what `mooncake_lab.batching` does, for the
-// browser. A test runs random requests through both and compares every iteration (tests/figures/test_drag_requests.py).
+// browser. A test runs random requests through both and compares every iteration (tests/site/test_drag_requests.py).
 //
 // A request: {id, arrivalS, promptTokens, outputTokens, maxNewTokens}. Limits: {maxBatchTokens, maxRequests,
 // blockTokens, capacityBlocks}. Latency: the coefficients of `perf.latency.HybridLatency`, by their Python names.
