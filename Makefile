@@ -20,6 +20,7 @@ HIDDEN_SEED ?=
 JOBS ?= 1
 REQUIRE_RECORD ?=
 PACKAGES ?=
+PKG ?= conductor
 COUNT ?= 10
 
 VENV := .venv
@@ -36,7 +37,7 @@ export HF_HUB_OFFLINE ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help book playground notebooks test test-slow test-kernels mutants test-site screenshots readme serve-book classroom grade traces model check format clean env
+.PHONY: help book playground notebooks test quick test-slow test-kernels mutants test-site screenshots readme serve-book classroom grade traces model check format clean env
 
 help: ## List the targets
 	@printf 'Targets (variables in brackets):\n\n'
@@ -64,6 +65,13 @@ build/kernels: $(wildcard mooncake_lab/engine/backends/cpu*.py) $(ENV)
 	warm_up(load_model('random:lab-tiny', device='cpu', dtype='$$dtype'))" & jobs="$${jobs:-} $$!"; done; \
 	for job in $$jobs; do wait $$job; done
 	@touch $@
+
+quick: $(ENV) ## Check one package while you work on it: its tests, style and types [PKG=conductor]
+	@test -d mooncake_lab/$(PKG) && test -d tests/$(PKG) || \
+	{ echo "make quick: PKG=$(PKG) is no package with tests; say for example: make quick PKG=conductor" >&2; exit 1; }
+	@$(BIN)/ruff check --quiet mooncake_lab/$(PKG) tests/$(PKG) && $(BIN)/ruff format --quiet --check mooncake_lab/$(PKG) tests/$(PKG)
+	@$(BIN)/basedpyright mooncake_lab/$(PKG)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/pytest -q -n $(TEST_WORKERS) -m '$(TEST_MARKS)' $(PYTEST_FLAGS) tests/$(PKG)
 
 test-slow: $(ENV) ## The tests that take minutes, or ask the network [PYTEST_FLAGS]
 	@$(BIN)/pytest -m 'slow and not gpu' $(PYTEST_FLAGS)

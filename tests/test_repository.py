@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = sorted((ROOT / "mooncake_lab").rglob("*.py"))
-PAGES = [ROOT / "README.md", *sorted((ROOT / "book").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "book").glob("*.md"))]
 RUNNING = {"README.md", "intro.md", "run.md", "gpu.md", "teach.md", "cluster.md", "serve.md"}
 REFERRING = ("mooncake_lab/figures/static/*.js", "benchmarks/**/*.py", "benchmarks/*.md", "notebooks/**/*.ipynb")
 HARD_LIMIT_FUNCTION_LINES = 50
