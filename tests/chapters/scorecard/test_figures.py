@@ -8,6 +8,7 @@ from colour_vision import LEAST_APART, apart
 
 from mooncake_lab.chapters.scorecard import figures as draw
 from mooncake_lab.figures.colours import COLOURS, DARK
+from mooncake_lab.figures.style import MOST_BYTES
 
 
 def test_bars_are_as_long_as_their_chapter():
@@ -38,3 +39,9 @@ def test_two_verdicts_are_told_apart_by_colour_or_by_hatch():
         elif "not executed" not in {one, other}:  # an empty bar with an edge
             assert apart(*colours) >= LEAST_APART
             assert apart(*(dark[each] for each in colours)) >= LEAST_APART
+
+
+def test_a_chapter_may_have_every_verdict():
+    """The figure of a book at any scale fits into a page: no hatch draws hundreds of circles."""
+    counts = pd.DataFrame(2, index=[f"{number:02d}" for number in range(15)], columns=[*draw.VERDICTS])
+    assert len(draw.verdicts(counts)._repr_svg_()) < MOST_BYTES / 2
