@@ -108,6 +108,27 @@ def test_a_phone_shows_the_page(visit):
     assert silent == violations == visit.faults == []
 
 
+WIDE_FIGURES = """() => [...document.querySelectorAll('.bd-article .drawing')]
+  .filter(box => box.checkVisibility() && box.scrollWidth > box.clientWidth)
+  .map(box => `${box.scrollWidth} px in ${box.clientWidth}`)"""
+LETTERS = """() => [...document.querySelectorAll('.bd-article .drawing svg text')]
+  .filter(text => text.checkVisibility())
+  .map(text => [parseFloat(getComputedStyle(text).fontSize), text.getScreenCTM()])
+  .map(([size, { a, b }]) => size * Math.hypot(a, b))"""
+"""Heights of the letters of all figures as they are shown (px)."""
+
+
+@pytest.mark.parametrize("width", [390, 768, 1200, 1280, 1440])
+def test_a_figure_fits_its_column(chapter, width):
+    """Figures shrink before they scroll, down to a column of 560 px; in a narrower one letters keep their size."""
+    page = chapter.page
+    page.set_viewport_size({"width": width, "height": DESK["height"]})
+    wide, letters = page.evaluate(WIDE_FIGURES), page.evaluate(LETTERS)
+    page.set_viewport_size(DESK)
+    assert min(letters, default=11) >= (9 if wide == [] else 11 - 0.01)
+    assert width == PHONE["width"] or wide == []
+
+
 def test_the_promise_is_on_the_first_screen(open_page):
     """Heading, what a reader gets, and the drawing: one below the other, before any scrolling."""
     page = open_page(FRONT).page
