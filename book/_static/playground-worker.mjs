@@ -31,7 +31,7 @@ async function run({ trace, file, settings }) {
     const path = file ? "/your trace" : `/${manifest.traces[trace]}`;
     pyodide.FS.writeFile(path, file ? new Uint8Array(await file.arrayBuffer()) : await fetched(manifest.traces[trace]));
     try {
-      simulator.read(name, path);
+      simulator.read(name, path, file?.name);
     } finally {
       pyodide.FS.unlink(path);
     }

@@ -10,12 +10,13 @@
     const part = (selector) => form.querySelector(selector);
     const field = (name) => form.elements[name];
     const status = part(".playground-status"), results = part(".playground-results"), table = part("table");
-    const COLOURS = 6;
+    const COLOURS = 6, MOST_NODES = 256; // of one kind
     const NUMBERS = ["prefill", "decode", "requests", "speed", "ttft_slo_s", "tbt_slo_s"];
     const NAMES = ["node", "system", "placement", "admission"];
     let runs = [], worker = null, waiting = null, stopped = false;
 
-    const chosen = (name) => field(name).selectedOptions[0].textContent.trim();
+    const label = (name, value) => [...field(name).options].find((option) => option.value === value).textContent.trim();
+    const listed = (words) => new Intl.ListFormat("en").format(words);
 
     // one run in the worker
     const simulate = (task) => new Promise((resolve, reject) => {
@@ -34,13 +35,23 @@
       ...NUMBERS.map((name) => [name, Number(field(name).value)]), ...NAMES.map((name) => [name, field(name).value]),
     ].filter(([name]) => !field(name).disabled));
 
-    const described = ({ system, prefill, decode, speed }) => {
-      const nodes = system === "mooncake" ? `${prefill} prefill, ${decode} decode, ${chosen("placement")}` : `${prefill} nodes`;
-      const limits = `${field("ttft_slo_s").value} s and ${field("tbt_slo_s").value} s`;
-      const trace = field("trace").value === "own" ? field("file").files[0]?.name : chosen("trace");
-      const first = Number(field("requests").value).toLocaleString("en");
-      return `${chosen("system").replace(/:.*/, "")}, ${nodes}; ${chosen("node")}; first ${first} of ${trace}, ${speed}×; limits ${limits}`
-        + (field("admission").value === "none" ? "" : `; ${chosen("admission")}`);
+    const hardware = ({ gpus, settings }) => `${gpus.toLocaleString("en")} ${label("node", settings.node)} GPUs`;
+
+    const described = (run) => {
+      const { system, prefill, decode, placement, admission, speed, ttft_slo_s, tbt_slo_s } = run.settings;
+      const separate = system === "mooncake";
+      const nodes = separate ? `${prefill} prefill and ${decode} decode nodes, ${label("placement", placement)}` : `${prefill} nodes`;
+      const first = run.numbers.requests.toLocaleString("en"), trace = run.file ?? label("trace", run.trace);
+      return `: ${label("system", system).replace(/:.*/, "")}, ${nodes}; first ${first} of ${trace}, ${speed}×; limits ${ttft_slo_s} s and ${tbt_slo_s} s`
+        + (admission === "none" ? "" : `; ${label("admission", admission)}`) + (run.stored ? "; computed with this book" : "");
+    };
+
+    // runs of other hardware stand in one table; who compares them is told
+    const unequal = () => {
+      const kinds = new Map();
+      runs.forEach((run, i) => kinds.set(hardware(run), [...(kinds.get(hardware(run)) ?? []), String(i + 1)]));
+      const said = [...kinds].map(([kind, of]) => `${of.length > 1 ? "runs" : "run"} ${listed(of)} on ${kind}`);
+      return kinds.size > 1 ? `These runs are not on equal hardware: ${said.join("; ")}.` : "";
     };
 
     const task = (values) => {
@@ -69,12 +80,34 @@
         row.querySelector(".swatch").dataset.colour = i >= runs.length - COLOURS ? i % COLOURS : "none";
         for (const content of [percent(n.effective_request_capacity), seconds(n.ttft_p90_s, 2), seconds(n.tbt_p90_s, 3),
           percent(n.token_hit_rate), n.rejected]) row.insertCell().textContent = content;
-        const settingsCell = body.insertRow().insertCell();
+        const settingsCell = body.insertRow().insertCell(), equipment = document.createElement("strong");
         settingsCell.colSpan = 5;
-        settingsCell.textContent = run.description;
+        equipment.textContent = hardware(run);
+        settingsCell.append(equipment, `${described(run)} `, copyButton(run));
+        if (run.shown) settingsCell.append(run.shown);
         return body;
       }));
+      part(".playground-unequal").textContent = unequal();
       if (runs.length) draw();
+    };
+
+    // a command for a shell, on the clipboard and below the button
+    const copyButton = (run) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = "Copy as command";
+      button.setAttribute("aria-label", `Copy run ${runs.indexOf(run) + 1} as a command`);
+      button.addEventListener("click", async () => {
+        run.shown ??= Object.assign(document.createElement("pre"), { className: "playground-command", textContent: run.command, tabIndex: 0 });
+        button.after(run.shown);
+        try {
+          await navigator.clipboard.writeText(run.command);
+          status.textContent = "The command is on the clipboard.";
+        } catch {
+          status.textContent = "This browser does not let the page copy; the command stands below its run.";
+        }
+      });
+      return button;
     };
 
     // the drawing: share of requests over time to first token, on a logarithmic axis
@@ -143,9 +176,9 @@
       const first = runs.length, pressed = document.activeElement;
       busy(true);
       try {
-        for (const [one, description] of choices.map((values) => [task(values), described(values)])) {
+        for (const one of choices.map(task)) {
           const result = await simulate(one);
-          runs.push({ ...result, settings: one.settings, description });
+          runs.push({ ...result, settings: one.settings, trace: one.trace, file: one.file?.name });
           show();
         }
         status.textContent = summary(runs.slice(first), first);
@@ -166,7 +199,8 @@
     });
     field("splits").addEventListener("click", () => {
       const values = settings(), nodes = values.prefill + values.decode;
-      const choices = Array.from({ length: nodes - 1 }, (_, i) => ({ ...values, prefill: i + 1, decode: nodes - i - 1 }));
+      const splits = Array.from({ length: nodes - 1 }, (_, i) => ({ ...values, prefill: i + 1, decode: nodes - i - 1 }));
+      const choices = splits.filter(({ prefill, decode }) => Math.max(prefill, decode) <= MOST_NODES);
       runAll(choices, (tried, first) => {
         const best = tried.reduce((a, b) => (better(b, a) > 0 ? b : a));
         const { prefill, decode } = best.settings;
@@ -181,9 +215,29 @@
     });
     field("clear").addEventListener("click", () => { runs = []; show(); status.textContent = ""; });
 
+    // a system takes over the nodes of the one before it; separate pools share them as they did last
+    let separate = true, split = [4, 4], total = 8;
+    const keepNodes = () => {
+      const pools = ["prefill", "decode"].map(field), now = field("system").value === "mooncake";
+      if (pools.every((each) => each.disabled || each.checkValidity())) { // else those of the last valid entry
+        if (separate) split = pools.map((each) => Number(each.value));
+        total = separate ? split[0] + split[1] : Number(pools[0].value);
+      }
+      if (now === separate) return;
+      separate = now;
+      pools[0].max = separate ? MOST_NODES : 2 * MOST_NODES;
+      if (separate) {
+        const share = Math.round((total * split[0]) / (split[0] + split[1]));
+        const prefill = Math.max(1, total - MOST_NODES, Math.min(share, total - 1, MOST_NODES));
+        split = [prefill, Math.max(1, total - prefill)];
+        [pools[0].value, pools[1].value] = split;
+        if (total === 1) status.textContent = "Separate pools need two nodes: one for prefill and one for decode.";
+      } else pools[0].value = total;
+    };
+
     // what the choice of a system or a trace makes meaningless is not shown
     const follow = () => {
-      const separate = field("system").value === "mooncake";
+      keepNodes();
       form.querySelectorAll(".separate").forEach((each) => { each.hidden = !separate; });
       part(".prefill-name").textContent = separate ? "Prefill nodes" : "Nodes";
       field("splits").hidden = !separate;
@@ -193,5 +247,8 @@
     form.addEventListener("change", follow);
     addEventListener("resize", () => { if (runs.length) draw(); });
     follow();
+    runs = (window.playgroundStored ?? []).map((run) => ({ ...run, stored: true }));
+    if (runs.length) status.textContent = `Runs 1 to ${runs.length} were computed when this book was built. Your first run loads the simulator.`;
+    show();
   };
 })();

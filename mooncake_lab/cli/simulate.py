@@ -88,6 +88,9 @@ def simulate(
             f" {DEFAULT_MAX_TOKENS} by default; request_level, orca, sarathi and tensorrt_llm reserve it.",
         ),
     ] = None,
+    num_prompts: Annotated[
+        int | None, at_least(1, "Number of requests to replay, from the start of the trace; all by default.")
+    ] = None,
     speed: Speed = 1.0,
     node: Annotated[str, typer.Option(help="Hardware of every node.")] = "a800-node",
     model: Annotated[str, typer.Option(help="The model that the nodes serve.")] = "llama3-70b",
@@ -147,6 +150,7 @@ def simulate(
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
     latency, on_device = _node(node, model, ssd_gb_per_s)
     requests = read_or_fail("simulate", trace, lenient=lenient)
+    requests = requests if num_prompts is None else requests.head(num_prompts)
     full_tokens = cache_tokens or on_device if coupled else on_device
     default = FewestRequests() if coupled else KVCacheCentric()
     assumed_s = decode_s or _trace_decode_s(requests, latency, slo, full_tokens)
@@ -174,7 +178,7 @@ def simulate(
         with _writing("--perfetto", perfetto):
             write_perfetto(perfetto, kept)
     asked = {"node": node, "model": model, "speed": speed, "ssd_gb_per_s": ssd_gb_per_s, "lenient": lenient}
-    asked |= {"urgent_share": urgent_share, "seed": seed or 0}
+    asked |= {"num_prompts": num_prompts, "urgent_share": urgent_share, "seed": seed or 0}
     settings = asked | {
         each.name: _plain(getattr(told, each.name)) for told in (spec, options) for each in fields(told)
     }

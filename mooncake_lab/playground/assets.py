@@ -1,4 +1,4 @@
-"""The files that the playground's page loads: Python as WebAssembly, wheels, this package, nodes and traces.
+"""The files that the playground's page loads: Python as WebAssembly, wheels, this package, nodes, traces, results.
 
     python -m mooncake_lab.playground.assets book/_static/playground --cache build/pyodide
 
@@ -25,7 +25,7 @@ import pooch
 import mooncake_lab
 from mooncake_lab.core import carried_folder, complete_file
 from mooncake_lab.perf import hardware
-from mooncake_lab.playground.simulator import Node
+from mooncake_lab.playground.simulator import TWIN_REQUESTS, TWINS, Node, Settings, Simulator
 from mooncake_lab.testbeds.nodes import device_tokens, node_latency
 from mooncake_lab.workload import file_sha256, write_trace
 from mooncake_lab.workload.twin import make_twin
@@ -52,8 +52,11 @@ PACKAGES: Final = (
 DATA: Final = ("model_shapes.csv", "hardware.csv")
 """The tables of `data/paper` that these packages read."""
 NODES: Final = ("a800-node", "h800-node", "h200-node")
-TWINS: Final = ("conversation", "toolagent", "synthetic")
-TWIN_REQUESTS: Final = 3000
+STORED: Final = tuple(
+    Settings(node=NODES[0], system=system, prefill=prefill)
+    for system, prefill in (("mooncake", 4), ("vllm", 8), ("vllm_chunked", 8))
+)
+"""What the page shows before its first run, over the first of the twins: the form as it stands, and two others."""
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 
@@ -92,6 +95,7 @@ def _files(cache: Path) -> Iterator[tuple[str, bytes]]:
         path = cache / file_name
         write_trace(path, make_twin(name, seed=0, requests=TWIN_REQUESTS))
         yield file_name, path.read_bytes()
+    yield "stored.js", stored(cache / traces[TWINS[0]])
     yield "manifest.json", json.dumps({"wheels": [wheel.name for wheel in wheels], "traces": traces}).encode()
 
 
@@ -100,10 +104,26 @@ def nodes() -> bytes:
     latencies = {name: node_latency(name) for name in NODES}
     return msgspec.json.encode(
         {
-            name: Node(latency=latency, device_tokens=device_tokens(hardware(name), latency.shape))
+            name: Node(
+                latency=latency,
+                device_tokens=device_tokens(hardware(name), latency.shape),
+                gpus=hardware(name).devices,
+            )
             for name, latency in latencies.items()
         }
     )
+
+
+def stored(twin: Path) -> bytes:
+    """A script with the results that the page shows before its first run; a page from a disk can load no JSON."""
+    simulator = Simulator(nodes().decode())
+    simulator.read(TWINS[0], str(twin))
+    runs = [
+        {"trace": TWINS[0], "settings": msgspec.to_builtins(settings)}
+        | msgspec.json.decode(simulator.run(TWINS[0], msgspec.json.encode(settings).decode()))
+        for settings in STORED
+    ]
+    return b"window.playgroundStored = " + msgspec.json.encode(runs) + b";\n"
 
 
 def package_zip() -> bytes:

@@ -3,6 +3,7 @@
 In the browser, Pyodide (CPython as WebAssembly) imports this module; the tests import it as it is.
 """
 
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import count, islice
@@ -24,9 +25,12 @@ SEPARATE: Final = "mooncake"
 SYSTEMS: Final = (SEPARATE, *COUPLED_SYSTEMS)
 PLACEMENTS: Final = ("kvcache_centric", "cache_aware", "load_balance", "fewest_requests", "round_robin", "random")
 ADMISSIONS: Final = ("none", "slo", "after_prefill", "early", "predictive")
+TWINS: Final = ("conversation", "toolagent", "synthetic")
+"""The workloads whose twins the page offers."""
+TWIN_REQUESTS: Final = 3000
 _REPORT_EVERY: Final = 50
 
-_Nodes = Annotated[int, msgspec.Meta(ge=1, le=256)]
+_Nodes = Annotated[int, msgspec.Meta(ge=1, le=512)]
 _Positive = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 
 
@@ -36,6 +40,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     latency: LatencyModel
     device_tokens: int
     """KVCache tokens that fit on its GPUs beside the weights."""
+    gpus: int
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,6 +62,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ttft_slo_s: _Positive = 30.0
     tbt_slo_s: _Positive = 0.1
 
+    @property
+    def nodes(self) -> int:
+        """All nodes of the cluster."""
+        return self.prefill + self.decode if self.system == SEPARATE else self.prefill
+
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What a run gives back to the page."""
@@ -65,6 +75,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Those of `run_summary`."""
     ttft_s: list[float]
     """Of each request that got a first token, from the shortest."""
+    nodes: int
+    """All nodes of the cluster; what two runs have to agree on to be comparable."""
+    gpus: int
+    """Those of all nodes."""
+    command: str
+    """Lines for a shell that compute the same numbers; where the trace is a twin, the first line generates it."""
 
 
 @final
@@ -78,14 +94,21 @@ class Simulator:
     def __init__(self, nodes: str) -> None:
         self._nodes = msgspec.json.decode(nodes, type=dict[str, Node])
         self._traces: dict[str, Trace] = {}
+        self._files: dict[str, str] = {}
 
-    def read(self, name: str, path: str) -> int:
+    def read(self, name: str, path: str, file: str | None = None) -> int:
         """Read a trace file and keep it under a name; the number of its requests.
+
+        Args:
+            name: one of `TWINS`, or any other.
+            path: where the file is here.
+            file: what it is called where its reader has it; the path by default.
 
         Raises:
             ValueError: naming the line that is wrong.
         """
         self._traces[name] = trace = read_trace(Path(path))
+        self._files[name] = file or path
         return len(trace)
 
     def run(self, trace: str, settings: str, progress: Callable[[int], object] = lambda _: None) -> str:
@@ -112,8 +135,46 @@ class Simulator:
 
         with rare_collections():
             Cluster(spec, node.latency, log=log).run(requests)
-        result = Result(numbers=summary.numbers(), ttft_s=summary.ttfts_s())
+        result = Result(
+            numbers=summary.numbers(),
+            ttft_s=summary.ttfts_s(),
+            nodes=chosen.nodes,
+            gpus=chosen.nodes * node.gpus,
+            command=command(trace, self._files[trace], chosen),
+        )
         return msgspec.json.encode(result).decode()
+
+
+def command(trace: str, file: str, chosen: Settings) -> str:
+    """Lines for a shell that simulate the same with `mooncake-lab`.
+
+    Args:
+        trace: one of `TWINS`, which the first line generates, or any other name.
+        file: that of any other trace.
+        chosen: the settings of the run.
+    """
+    lines: list[list[str]] = []
+    if trace in TWINS:
+        file = f"{trace}-twin.jsonl"
+        requests = ["--requests", str(TWIN_REQUESTS), "--seed", "0"]
+        lines.append(["trace", "synth", "--like", trace, *requests, "-o", file, "--force"])
+    if chosen.system == SEPARATE:
+        cluster = [
+            "--prefill",
+            str(chosen.prefill),
+            "--decode",
+            str(chosen.decode),
+            "--placement",
+            chosen.placement,
+        ]
+    else:
+        cluster = ["--coupled", str(chosen.prefill), "--batching", chosen.system]
+    numbers = {"--speed": chosen.speed, "--ttft-slo": chosen.ttft_slo_s, "--tbt-slo": chosen.tbt_slo_s}
+    options = ["--node", chosen.node, *cluster, "--admission", chosen.admission]
+    options += [text for name, value in numbers.items() for text in (name, repr(value).removesuffix(".0"))]
+    shown = f"./{file}" if file.startswith("-") else file  # else an option
+    lines.append(["simulate", shown, "--num-prompts", str(chosen.requests), *options])
+    return "\n".join(shlex.join(["mooncake-lab", *line]) for line in lines)
 
 
 def _spec(chosen: Settings, node: Node, requests: Sequence[TracedRequest]) -> ClusterSpec:

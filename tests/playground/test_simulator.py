@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -12,8 +13,18 @@ import pytest
 from typer.testing import CliRunner
 
 from mooncake_lab.cli import app
+from mooncake_lab.perf import hardware
 from mooncake_lab.playground import assets
-from mooncake_lab.playground.simulator import ADMISSIONS, PLACEMENTS, SYSTEMS, Result, Simulator
+from mooncake_lab.playground.simulator import (
+    ADMISSIONS,
+    PLACEMENTS,
+    SEPARATE,
+    SYSTEMS,
+    TWIN_REQUESTS,
+    TWINS,
+    Result,
+    Simulator,
+)
 from mooncake_lab.workload import write_trace
 from mooncake_lab.workload.twin import make_twin
 
@@ -75,9 +86,74 @@ def test_the_page_computes_what_the_command_computes(simulator, trace, settings,
     assert page.ttft_s[len(page.ttft_s) // 2] == pytest.approx(page.numbers["ttft_p50_s"], rel=0.1)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(msgspec.to_builtins(each) for each in assets.STORED),
+        {"requests": 77, "prefill": 2, "decode": 5, "placement": "random", "admission": "predictive", "speed": 1.7,
+         "ttft_slo_s": 2.5, "tbt_slo_s": 0.03, "node": "h200-node"},
+        {"requests": 5000, "prefill": 3, "system": "sarathi_serve", "admission": "slo", "speed": 4e-5,
+         "node": "h800-node"},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["conversation", "-it's mine.jsonl"])
+def test_the_command_of_a_run_computes_its_numbers(monkeypatch, tmp_path, settings, name):
+    """The lines that the page copies, run in an empty folder, print the row's numbers; so does a reader's file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "site").mkdir()
+    twin = make_twin("conversation", seed=0, requests=TWIN_REQUESTS)
+    path = tmp_path / "site" / "conversation.jsonl" if name in TWINS else tmp_path / name
+    write_trace(path, twin if name in TWINS else twin.head(90))
+    simulator = Simulator(assets.nodes().decode())
+    simulator.read(name, str(path), None if name in TWINS else name)
+    page = msgspec.json.decode(simulator.run(name, json.dumps({"node": "a800-node"} | settings)), type=Result)
+    told = ""
+    for line in page.command.splitlines():
+        program, *options = shlex.split(line)
+        assert program == "mooncake-lab"
+        done = CliRunner().invoke(app, [*options, "--json"])
+        assert done.exit_code == 0, done.output
+        told = done.stdout
+    command = json.loads(told)
+    assert page.numbers == {number: command[number] for number in page.numbers}
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_run_says_its_hardware(simulator, system):
+    """The nodes of a run are all of its nodes, each with the GPUs of its data sheet."""
+    for node in assets.NODES:
+        made = run(simulator, system=system, prefill=3, decode=2, node=node, requests=5)
+        assert made.nodes == (5 if system == SEPARATE else 3)
+        assert made.gpus == made.nodes * hardware(node).devices
+
+
+def test_the_stored_results_are_those_of_the_simulator(tmp_path):
+    """What stands in the page before the first run is computed at build time, on equal hardware."""
+    write_trace(tmp_path / "twin.jsonl", make_twin(TWINS[0], seed=0, requests=TWIN_REQUESTS))
+    script = assets.stored(tmp_path / "twin.jsonl")
+    assert script == assets.stored(tmp_path / "twin.jsonl")
+    runs = json.loads(script.partition(b"= ")[2].removesuffix(b";\n"))
+    simulator = Simulator(assets.nodes().decode())
+    simulator.read(TWINS[0], str(tmp_path / "twin.jsonl"))
+    for told in runs:
+        assert told.pop("trace") == TWINS[0]
+        assert json.loads(simulator.run(TWINS[0], json.dumps(told.pop("settings")))) == told
+    assert len({(told["nodes"], told["gpus"]) for told in runs}) == 1
+
+
+def test_the_form_begins_with_the_first_stored_run():
+    """The fields that a reader finds are the settings of run 1."""
+    shown = re.findall(r'type="number" required name="(\w+)" value="([^"]+)"', FORM)
+    first = msgspec.to_builtins(assets.STORED[0])
+    assert {name: float(value) for name, value in shown} == {name: first[name] for name, _ in shown}
+    for name in ("system", "node", "placement", "admission"):
+        options = FORM.partition(f'<select name="{name}">')[2].partition("</select>")[0]
+        assert re.findall(r'value="([^"]+)"', options)[0] == first[name]
+
+
 def test_the_best_split_depends_on_the_limit(simulator, tmp_path):
     """What the page asks its readers to find: a tighter limit of TBT needs a second decode node."""
-    write_trace(tmp_path / "hour.jsonl", make_twin("conversation", seed=0, requests=assets.TWIN_REQUESTS))
+    write_trace(tmp_path / "hour.jsonl", make_twin("conversation", seed=0, requests=TWIN_REQUESTS))
     simulator.read("small", str(tmp_path / "hour.jsonl"))
     within = {
         (prefill, limit_s): run(
@@ -143,7 +219,7 @@ def test_the_form_offers_what_is_allowed(name, allowed):
 def test_the_form_offers_the_traces_that_are_there():
     """The twins, and a file of the reader's own."""
     select = FORM.partition('<select name="trace">')[2].partition("</select>")[0]
-    assert re.findall(r'value="([^"]+)"', select) == [*assets.TWINS, "own"]
+    assert re.findall(r'value="([^"]+)"', select) == [*TWINS, "own"]
 
 
 WITHOUT_NUMPY = """

@@ -64,17 +64,133 @@ def expected(simulator, **settings):
 def test_a_run_has_the_numbers_of_python_here(playground, simulator):
     """The first run, and one of a coupled system."""
     page = playground.page
-    assert rows(page)[0] == expected(simulator)
+    assert rows(page)[-1] == expected(simulator)
     page.select_option("[name=system]", "vllm_prefix")
     page.fill("[name=speed]", "3")
     said = run(page)
-    row = expected(simulator, system="vllm_prefix", speed=3)
+    row = expected(simulator, system="vllm_prefix", speed=3, prefill=8)
     assert rows(page)[-1] == row
     assert f"{row[0]} % of 200 requests" in said
     assert not page.locator("[name=decode]").is_visible()
     page.select_option("[name=system]", "mooncake")
     page.fill("[name=speed]", "1")
     assert playground.faults == []
+
+
+def nodes(page):
+    """The numbers of nodes that the form would simulate."""
+    return [
+        page.input_value(f"[name={name}]") for name in ("prefill", "decode") if page.is_visible(f"[name={name}]")
+    ]
+
+
+def hardware(page):
+    """What each row says of its GPUs."""
+    return page.locator(".playground-table tbody strong").all_inner_texts()
+
+
+@pytest.mark.parametrize(
+    ("split", "then", "back"),
+    [
+        (("4", "4"), None, ["4", "4"]),
+        (("7", "1"), None, ["7", "1"]),
+        (("256", "256"), None, ["256", "256"]),
+        (("3", "1"), "8", ["6", "2"]),
+        (("5", "1"), "2", ["1", "1"]),
+        (("256", "1"), "500", ["256", "244"]),
+        (("2", "1"), "1", ["1", "1"]),
+    ],
+)
+def test_another_system_keeps_the_nodes(open_page, split, then, back):
+    """Coupled systems get the nodes of both pools, one after the other, and both pools share theirs."""
+    page = open_page(PAGE).page
+    for name, count in zip(("prefill", "decode"), split, strict=True):
+        page.fill(f"[name={name}]", count)
+    for system in ("vllm", "orca", "vllm"):
+        page.select_option("[name=system]", system)
+        assert nodes(page) == [str(sum(map(int, split)))]
+        assert page.locator("[name=prefill]").evaluate("field => field.checkValidity()")
+    if then:
+        page.fill("[name=prefill]", then)
+    page.select_option("[name=system]", "mooncake")
+    assert nodes(page) == back
+    said = page.inner_text(STATUS)
+    assert ("need two nodes" in said) == (then == "1")
+
+
+@pytest.mark.parametrize("wrong", ["", "0", "-3", "2.5", "999"])
+def test_an_entry_that_cannot_be_simulated_changes_no_hardware(open_page, wrong):
+    """The next system has the nodes of the last valid entry."""
+    page = open_page(PAGE).page
+    page.fill("[name=prefill]", "5")
+    page.fill("[name=decode]", wrong)
+    page.select_option("[name=system]", "vllm")
+    assert nodes(page) == ["9"]
+    page.fill("[name=prefill]", wrong)
+    page.select_option("[name=system]", "mooncake")
+    assert nodes(page) == ["5", "4"]
+
+
+def test_results_stand_there_before_the_first_run(open_page, simulator, site):
+    """They are what the simulator computes, on equal hardware, also where the page is opened from a disk."""
+    simulator.read("conversation", str(site / "_static" / "playground" / "conversation.jsonl"))
+    for address in (None, (site / PAGE).as_uri()):
+        visit = open_page(PAGE)
+        page = visit.page
+        assert visit.faults == []
+        if address:
+            page.goto(address)
+        assert hardware(page) == ["64 A800 GPUs"] * 3
+        assert page.locator(".playground-figure polyline").count() == 3
+        assert not page.locator(".playground-unequal").inner_text()
+        told = page.evaluate("window.playgroundStored.map(run => run.settings)")
+        computed = [json.loads(simulator.run("conversation", json.dumps(settings))) for settings in told]
+        shown = [f"{100 * one['numbers']['effective_request_capacity']:.1f}" for one in computed]
+        assert [row[0] for row in rows(page)] == shown
+        assert "computed when this book was built" in page.inner_text(STATUS)
+
+
+def test_unequal_hardware_is_said(playground):
+    """Rows print their GPUs; another number or kind of them is said below the table until it is cleared."""
+    page = playground.page
+    page.click("[name=clear]")
+    page.fill("[name=requests]", "20")
+    run(page)
+    page.select_option("[name=system]", "vllm")
+    run(page)
+    said = page.locator(".playground-unequal")
+    assert hardware(page) == ["64 A800 GPUs"] * 2
+    assert said.inner_text() == ""
+    page.select_option("[name=node]", "h200-node")
+    run(page)
+    page.fill("[name=prefill]", "3")
+    page.select_option("[name=node]", "a800-node")
+    run(page)
+    assert hardware(page)[2:] == ["64 H200 GPUs", "24 A800 GPUs"]
+    assert said.inner_text() == (
+        "These runs are not on equal hardware: runs 1 and 2 on 64 A800 GPUs; run 3 on 64 H200 GPUs;"
+        " run 4 on 24 A800 GPUs."
+    )
+    page.click("[name=clear]")
+    assert said.inner_text() == ""
+    page.select_option("[name=system]", "mooncake")
+    page.fill("[name=prefill]", "4")
+    page.fill("[name=decode]", "4")
+    page.fill("[name=requests]", "200")
+
+
+def test_a_run_is_copied_as_a_command(playground, simulator):
+    """The command of a row is on the clipboard, and stands below its row."""
+    page = playground.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.fill("[name=speed]", "2")
+    run(page)
+    page.locator(".playground-table td button").last.click()
+    page.wait_for_selector(".playground-command")
+    told = {"node": "a800-node", "requests": 200, "prefill": 4, "decode": 4, "speed": 2}
+    command = json.loads(simulator.run("toolagent", json.dumps(told)))["command"]
+    assert page.inner_text(".playground-command") == page.evaluate("navigator.clipboard.readText()") == command
+    page.fill("[name=speed]", "1")
 
 
 def test_every_split_is_tried(playground, simulator):
@@ -91,6 +207,7 @@ def test_every_split_is_tried(playground, simulator):
         f"Best of 3 splits of 4 nodes: {best + 1} prefill and {3 - best} decode (run {best + 1});"
     )
     assert page.locator(".playground-figure polyline").count() == 3
+    assert hardware(page) == ["32 A800 GPUs"] * 3
     assert grave_faults(response(page, ALL_BUT_CONTRAST)["violations"]) == []
 
 
