@@ -21,6 +21,7 @@ from mooncake_lab.core.log import (
 from mooncake_lab.core.process import rare_collections
 from mooncake_lab.core.project import SCALES, carried_folder, check_scale, entry
 from mooncake_lab.core.request import SLO, BlockKey, Request, TracedRequest
+from mooncake_lab.core.sums import sum_in_order
 from mooncake_lab.core.units import GB, GIB, KIB, MIB, TERA, blocks_for, gbps
 
 __all__ = [
@@ -56,5 +57,6 @@ __all__ = [
     "log_writer",
     "rare_collections",
     "read_log",
+    "sum_in_order",
     "write_log",
 ]

@@ -33,6 +33,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
+from mooncake_lab.core import sum_in_order
 from mooncake_lab.figures.colours import COLOURS, FRAME, GROUND, letters
 from mooncake_lab.figures.drawn import DATA_TYPE, as_csv, has_filled_circles, in_words
 
@@ -221,7 +222,7 @@ def _spread(wanted: list[float], gap: float) -> list[float]:
     groups: list[list[int]] = []
 
     def low(group: list[int]) -> float:
-        return sum(wanted[index] for index in group) / len(group) - gap * (len(group) - 1) / 2
+        return sum_in_order(wanted[index] for index in group) / len(group) - gap * (len(group) - 1) / 2
 
     for index in order:
         groups.append([index])

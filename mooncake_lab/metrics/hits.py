@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.core import BlockKey, CacheChanged, Moved, Prefilled, Record
+from mooncake_lab.core import BlockKey, CacheChanged, Moved, Prefilled, Record, sum_in_order
 
 
 def token_hit_rate(reused_tokens: npt.ArrayLike, input_tokens: npt.ArrayLike) -> float:
@@ -44,7 +44,7 @@ def tier_hit_rates(records: Iterable[Record], kv_bytes_per_token: int) -> dict[s
     tokens = reused.total() + computed
     if not tokens:
         raise ValueError("a log without any prefill has no hit rate; at least 1 is needed")
-    ssd_tokens = sum(
+    ssd_tokens = sum_in_order(
         min(ssd_bytes[request_id] / kv_bytes_per_token, count) for request_id, count in reused.items()
     )
     return {"dram": (reused.total() - ssd_tokens) / tokens, "ssd": ssd_tokens / tokens}

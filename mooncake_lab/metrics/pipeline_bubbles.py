@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from mooncake_lab.core import sum_in_order
 from mooncake_lab.simulation import PipelineRun
 
 CAUSES: Final = ("fill", "drain", "PB1", "PB2", "PB3", "no work")
@@ -43,7 +44,7 @@ def account(run: PipelineRun) -> Mapping[str, float]:
 def idle_share(run: PipelineRun) -> float:
     """Share of the time of all stages in which they did nothing."""
     spent = account(run)
-    return 1 - spent["busy"] / sum(spent.values())
+    return 1 - spent["busy"] / sum_in_order(spent.values())
 
 
 def gap_causes(run: PipelineRun) -> npt.NDArray[np.int64]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
+from mooncake_lab.core import sum_in_order
 from mooncake_lab.perf.roofline import ridge_flops_per_byte
 from mooncake_lab.perf.specs import Hardware, ModelShape
 
@@ -247,8 +248,10 @@ def piggyback_round(
     alone = max(steps - riders * pieces, 0)
     beside = min(steps / pieces, riders)  # decodes an iteration, on average over the round
     sizes = [chunk] * (pieces - 1) + [prompt - chunk * (pieces - 1)]
-    linear_s = batch * sum(cost.linear.seconds(size + beside) for size in sizes)
-    attention_s = batch * sum(cost.chunk_attention_s(size, index * chunk) for index, size in enumerate(sizes))
+    linear_s = batch * sum_in_order(cost.linear.seconds(size + beside) for size in sizes)
+    attention_s = batch * sum_in_order(
+        cost.chunk_attention_s(size, index * chunk) for index, size in enumerate(sizes)
+    )
     return Round(
         linear_s=linear_s + alone * cost.linear.seconds(batch),
         chunk_attention_s=attention_s,

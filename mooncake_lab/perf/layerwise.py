@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from mooncake_lab.core import sum_in_order
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTimes:
@@ -51,7 +53,7 @@ def serialized_s(load_s: Sequence[float], compute_s: Sequence[float], store_s: S
         ValueError: as `layerwise_times`.
     """
     _check(load_s, compute_s, store_s)
-    return sum(load_s) + sum(compute_s) + sum(store_s)
+    return sum_in_order(load_s) + sum_in_order(compute_s) + sum_in_order(store_s)
 
 
 def _check(load_s: Sequence[float], compute_s: Sequence[float], store_s: Sequence[float]) -> None:

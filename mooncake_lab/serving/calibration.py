@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from mooncake_lab.core import sum_in_order
 from mooncake_lab.engine import Engine, GenerationRequest, KVSpan
 from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.roles import Prompt
@@ -158,7 +159,7 @@ def latency_model(shape: ModelShape, measured: list[Measured], name: str) -> Lat
 
 def _link(moves: list[tuple[int, float]]) -> LinkLatency:
     """The bandwidth of loads that are too short for a latency to be told apart."""
-    seconds = sum(row[1] for row in moves)
+    seconds = sum_in_order(row[1] for row in moves)
     return LinkLatency(sum(row[0] for row in moves) / seconds if seconds else float("inf"))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import simpy
 
 from mooncake_lab.batching import BatchingPolicy, CountedBlocks, Instance, Limits, Plan, Progress
-from mooncake_lab.core import TracedRequest
+from mooncake_lab.core import TracedRequest, sum_in_order
 from mooncake_lab.perf import CppGroup, IterationCost, LinkLatency, chunk_seconds
 
 
@@ -70,7 +70,7 @@ class StageClock:
         parts = [plan]
         if self.apart and plan.prefills and plan.decodes:
             parts = [Plan(segments=plan.prefills), Plan(segments=plan.decodes)]
-        whole_s = sum(plan_s(self.cost, part) + self.overhead_s for part in parts)
+        whole_s = sum_in_order(plan_s(self.cost, part) + self.overhead_s for part in parts)
         return (whole_s + self.collective_s_per_token * plan.new_tokens) / self.stages
 
     def growth_s(self, plan: Plan) -> float:
@@ -285,7 +285,7 @@ class _Pipeline:
         """Pass the stages; when the last one is left."""
         starts, ends = passage(self._free_s, now_s, batch.stage_s, batch.hop_s)
         if self.run.starved:  # no stage was idle for lack of work before the first iteration
-            batch.gap_s += sum(starts) - sum(self._free_s)
+            batch.gap_s += sum_in_order(starts) - sum_in_order(self._free_s)
         self._free_s = ends
         prompt_tokens = sum(piece.new_tokens for piece in batch.plan.segments if piece.kind == "prefill")
         self.run.start_s.append(starts)

@@ -11,6 +11,7 @@ import pandas as pd
 
 from mooncake_lab import perf
 from mooncake_lab.bench.measuring import Clock, measured_by, one_thread, random_prompt
+from mooncake_lab.core import sum_in_order
 from mooncake_lab.engine import EngineSettings, LlamaModel, PrefillEngine, load_model
 from mooncake_lab.experiments import at_scale, tabulated, value, where
 from mooncake_lab.paper import (
@@ -61,7 +62,7 @@ def masks(prompt_tokens: int = 12, chunk_tokens: int = 4) -> list[npt.NDArray[np
 
 def prefill_seconds(cost: perf.IterationCost, prompt_tokens: int, chunk_tokens: int) -> float:
     """Seconds of a prompt in chunks, nothing beside it."""
-    return sum(cost.step_s(size, start) for start, size in pieces(prompt_tokens, chunk_tokens))
+    return sum_in_order(cost.step_s(size, start) for start, size in pieces(prompt_tokens, chunk_tokens))
 
 
 @tabulated
@@ -72,7 +73,9 @@ def chunk_overhead(lengths: Sequence[int] = LENGTHS, chunks: Sequence[int] = CHU
         for prompt in lengths:
             whole_s = cost.step_s(prompt, 0)
             for chunk in chunks:
-                attention_s = sum(cost.chunk_attention_s(size, start) for start, size in pieces(prompt, chunk))
+                attention_s = sum_in_order(
+                    cost.chunk_attention_s(size, start) for start, size in pieces(prompt, chunk)
+                )
                 yield {
                     "prompt_tokens": prompt,
                     "chunk_tokens": chunk,

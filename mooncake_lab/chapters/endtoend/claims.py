@@ -8,6 +8,7 @@ import pandas as pd
 from mooncake_lab import paper
 from mooncake_lab.chapters.endtoend.experiment import LIMITS_MS
 from mooncake_lab.chapters.endtoend.rates import SIMULATED, highest_rate
+from mooncake_lab.core import sum_in_order
 from mooncake_lab.experiments import records, value, where
 
 SYSTEMS: Final = {
@@ -133,7 +134,7 @@ def best_split(splits: pd.DataFrame) -> tuple[float, paper.Bound]:
         The ratio, and whether it is only a lower bound: a sweep that ends on the plateau does not show its end.
     """
     plateau = splits[splits["effective"] > splits["effective"].max() - 0.005]["prefill_nodes"].astype(float)
-    prefill = sum(plateau) / len(plateau)
+    prefill = sum_in_order(plateau) / len(plateau)
     first = splits.iloc[0]
     ratio = prefill / (first["prefill_nodes"] + first["decode_nodes"] - prefill)
     return float(ratio), "at least" if max(plateau) == max(splits["prefill_nodes"]) else "exact"

@@ -11,7 +11,7 @@ from mooncake_lab.batching import SarathiServe
 from mooncake_lab.chapters.live.requests import checked, side_by_side, slowed
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import LoadBalance, PlacementPolicy, decide, named_placement
-from mooncake_lab.core import Record, TracedRequest, check_scale
+from mooncake_lab.core import Record, TracedRequest, check_scale, sum_in_order
 from mooncake_lab.metrics import ttft_s
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.perf.calibration import LogCalibration, model_from_log
@@ -217,7 +217,7 @@ def informed(plan: Study, held: StudyResult) -> pd.DataFrame:
         spec, requests = plan.spec(cluster, placement), plan.slice(1, held.rates_per_s[load_name])
         again = ttft_s(Cluster(spec, slowed(held.calibration.model, slower)).run(requests))
         before = means["simulated_ttft_s"] / means["real_ttft_s"] - 1
-        after = sum(again.values()) / len(again) / means["real_ttft_s"] - 1
+        after = sum_in_order(again.values()) / len(again) / means["real_ttft_s"] - 1
         rows.append({"run": run, "slower": slower, "error before": before, "error after": after})
     return pd.DataFrame(rows).set_index("run")
 
@@ -227,7 +227,7 @@ def predicted_ttft_s(policy: PlacementPolicy, plan: Study, held: StudyResult) ->
     spec = replace(plan.spec("2P+1D"), placement=policy)
     log = Cluster(spec, held.calibration.model).run(plan.slice(1, held.rates_per_s["overloaded"]))
     found = ttft_s(log)
-    return sum(found.values()) / len(found)
+    return sum_in_order(found.values()) / len(found)
 
 
 def warm_up(live: LiveCluster) -> None:
@@ -257,7 +257,7 @@ def _apart(table: pd.DataFrame, calibration: LogCalibration, *, coupled: bool) -
     """What the fit added to prefill for the time between prompts, back where the log of a live run has it."""
     if coupled or not calibration.between_s:
         return table
-    between_s = sum(calibration.between_s) / len(calibration.between_s)
+    between_s = sum_in_order(calibration.between_s) / len(calibration.between_s)
     return table.assign(
         simulated_prefill_s=table["simulated_prefill_s"] - between_s,
         simulated_handover_s=table["simulated_handover_s"] + between_s,
@@ -266,5 +266,5 @@ def _apart(table: pd.DataFrame, calibration: LogCalibration, *, coupled: bool) -
 
 def _rates(plan: Study, model: LatencyModel) -> dict[str, float]:
     prompts = [float(one.request.input_tokens) for one in plan.slice(1, 1.0)]
-    capacity_per_s = len(prompts) / sum(float(model.prefill.seconds(tokens)) for tokens in prompts)
+    capacity_per_s = len(prompts) / sum_in_order(float(model.prefill.seconds(tokens)) for tokens in prompts)
     return {"light": plan.light * capacity_per_s, "overloaded": plan.overloaded * capacity_per_s}

@@ -9,6 +9,7 @@ import pandas as pd
 from mooncake_lab.batching import BatchingPolicy, Limits, Orca, Plan, Progress, RequestLevel, Sarathi, trace_plans
 from mooncake_lab.bench.measuring import Clock, measured_by, one_thread, random_prompt
 from mooncake_lab.chapters.piggyback.model import FUSED_TOKENS, LARGEST, TOTALS, orca_peak
+from mooncake_lab.core import sum_in_order
 from mooncake_lab.engine import CoupledEngine, EngineSettings, GenerationRequest, LlamaModel, load_model
 from mooncake_lab.experiments import at_scale
 from mooncake_lab.paper import ComparisonTable, claimed, comparison_table
@@ -146,7 +147,7 @@ class MeasuredGain:
             engine.submit(GenerationRequest(prompt=prompt, max_new_tokens=work.decode_steps + 1))
         outputs = engine.run()
         log = engine.engine.log
-        return sum(each.end_s - each.start_s for each in log), [output.tokens for output in outputs]
+        return sum_in_order(each.end_s - each.start_s for each in log), [output.tokens for output in outputs]
 
 
 def measured_riders(scale: str, *, seed: int = 0) -> MeasuredRiders:
@@ -251,7 +252,7 @@ class ModelledRun:
         yield {
             "prompt_tokens": work.prompt_tokens,
             "decode_steps": work.decode_steps,
-            "seconds_a_round": sum(seconds) / self.rounds,
+            "seconds_a_round": sum_in_order(seconds) / self.rounds,
             **{f"{kind}_iterations": kinds.count(kind) for kind in ("prefill", "hybrid", "decode")},
         }
 

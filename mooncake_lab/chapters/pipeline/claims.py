@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from mooncake_lab.chapters.pipeline.serving import Serving
+from mooncake_lab.core import sum_in_order
 from mooncake_lab.experiments import records, tabulated
 from mooncake_lab.paper import Compared, ComparisonTable, claimed, comparison_table, curve, detail, fact
 from mooncake_lab.perf import IterationCost
@@ -57,7 +58,7 @@ def chunk_overhead() -> Iterator[dict[str, Any]]:
 
 def chunked_s(cost: IterationCost, tokens: int, chunk: int) -> float:
     """Seconds of a prefill in chunks."""
-    return sum(cost.step_s(min(chunk, tokens - start), start) for start in range(0, tokens, chunk))
+    return sum_in_order(cost.step_s(min(chunk, tokens - start), start) for start in range(0, tokens, chunk))
 
 
 def ablation_points(scale: str, *, seed: int = 0) -> tuple[Serving, ...]:

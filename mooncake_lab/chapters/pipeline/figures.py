@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
+from mooncake_lab.core import sum_in_order
 from mooncake_lab.experiments import where
 from mooncake_lab.figures import style
 from mooncake_lab.figures.colours import COLOURS, FRAME, GROUND
@@ -104,7 +105,7 @@ def bubbles_and_completion(bubbles: pd.DataFrame, done: pd.DataFrame, paper: pd.
 def causes(shares: pd.DataFrame) -> style.BookFigure:
     """What the stages spent their time on, by scheme: the table of `shares_by_cause`."""
     figure, (axes,) = style.new_figure(height=2.8)
-    names = [str(name) for name in shares.columns if name == "busy" or sum(shares[name]) >= 0.005]
+    names = [str(name) for name in shares.columns if name == "busy" or sum_in_order(shares[name]) >= 0.005]
     parts = {name: (shares[name], COLOURS["size_1"] if name == "busy" else _IDLE[name]) for name in names}
     style.stacked(axes, range(len(shares)), parts, across=True, edgecolor=FRAME["axis"][0], linewidth=0.5)
     style.rows_down(axes, [str(scheme) for scheme in shares.index])

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mooncake_lab import conductor
 from mooncake_lab.cluster import ClusterSpec
-from mooncake_lab.core import Placed, TracedRequest, keyed_uniform
+from mooncake_lab.core import Placed, TracedRequest, keyed_uniform, sum_in_order
 from mooncake_lab.experiments.cache import named_files
 from mooncake_lab.experiments.experiment import vary
 from mooncake_lab.metrics import prefill_gpu_s, replicas_at, reused_share, tier_hit_rates, ttft_s
@@ -156,7 +156,7 @@ def mean_ttft_s(
         prefill_nodes=prefill_nodes, placement=policy, block_size_tokens=trace.block_size_tokens
     )
     latencies = ttft_s(Cluster(spec, paper_node_latency()).run(trace.requests())).values()
-    return sum(latencies) / len(latencies)
+    return sum_in_order(latencies) / len(latencies)
 
 
 def box(values: Array) -> dict[str, float]:
@@ -309,7 +309,7 @@ class PolynomialEstimator(conductor.LatencyEstimator):
         del request_id
         n, p = input_tokens / self.scale_tokens, reused_tokens / self.scale_tokens
         terms = zip(self.coefficients, powers(self.degree), strict=True)
-        return max(0.0, sum(c * n**i * p**j for c, (i, j) in terms))
+        return max(0.0, sum_in_order(c * n**i * p**j for c, (i, j) in terms))
 
 
 def powers(degree: int) -> Iterator[tuple[int, int]]:

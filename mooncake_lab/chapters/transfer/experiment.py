@@ -173,16 +173,16 @@ class BandwidthDemand:
         log = Cluster(spec, replace(model, transfer=network)).run(trace.requests())
         sent = [record for record in log if isinstance(record, Moved)]
         handed = [record for record in sent if record.destination.startswith("decode")]
-        by_sender: dict[str, int] = {}
+        sent_bytes: dict[str, int] = {}
         for record in sent:
-            by_sender[record.source] = by_sender.get(record.source, 0) + record.bytes
+            sent_bytes[record.source] = sent_bytes.get(record.source, 0) + record.bytes
         could_send = bytes_per_s * (float(trace.arrival_s[-1]) or np.nan)
         yield {
             "mean_ttft_s": float(np.mean(list(ttft_s(log).values()))),
             "exposed_s": float(np.mean([record.at_s - record.start_s for record in handed])),
             "alone_s": float(np.mean([record.bytes for record in handed])) / bytes_per_s,
-            "busiest_card": max(by_sender.values()) / could_send,
-            "mean_card": sum(by_sender.values()) / self.prefill_nodes / could_send,
+            "busiest_card": max(sent_bytes.values()) / could_send,
+            "mean_card": sum(sent_bytes.values()) / self.prefill_nodes / could_send,
             "requests": len(trace),
             "origin": trace.origin,
             "source": trace.source,
