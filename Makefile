@@ -19,6 +19,7 @@ GRADES ?= build/grades
 HIDDEN_SEED ?=
 JOBS ?= 1
 REQUIRE_RECORD ?=
+REQUIRE_PYTHONS ?=
 PACKAGES ?=
 PKG ?= conductor
 COUNT ?= 10
@@ -37,7 +38,7 @@ export HF_HUB_OFFLINE ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help book playground notebooks test quick test-slow test-kernels mutants test-site screenshots readme serve-book classroom grade traces model check format clean env
+.PHONY: help book playground notebooks test quick test-slow test-pythons test-kernels mutants test-site screenshots readme serve-book classroom grade traces model check format clean env
 
 help: ## List the targets
 	@printf 'Targets (variables in brackets):\n\n'
@@ -75,6 +76,10 @@ quick: $(ENV) ## Check one package while you work on it: its tests, style and ty
 
 test-slow: $(ENV) ## The tests that take minutes, or ask the network [PYTEST_FLAGS]
 	@$(BIN)/pytest -m 'slow and not gpu' $(PYTEST_FLAGS)
+
+test-pythons: $(ENV) ## The tests that need no torch, on each Python 3.11 to 3.13 that is installed [REQUIRE_PYTHONS PYTEST_FLAGS]
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python tests/helpers/pythons.py $(if $(REQUIRE_PYTHONS),--require) -- \
+	-n $(TEST_WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 test-kernels: build/triton/ready ## Check the GPU kernels without a GPU: interpreted, and compiled for A100, H100, B200 [PYTEST_FLAGS]
 	@export PYTHONPATH=build/triton OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}; \
