@@ -38,20 +38,26 @@ export HF_HUB_OFFLINE ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help book playground notebooks test quick test-slow test-pythons test-kernels mutants test-site screenshots readme serve-book classroom grade traces model check format clean env
+.PHONY: help book playground book-traces notebooks test quick test-slow test-pythons test-kernels mutants test-site screenshots readme serve-book classroom grade traces model check format clean env
 
 help: ## List the targets
 	@printf 'Targets (variables in brackets):\n\n'
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@printf '\nStart with `make book`; the first run fills $(VENV), which takes a minute or two.\n'
 
-book: playground notebooks ## Execute the chapters and render the book; ends with the path to open [SCALE SEED]
+# the chapters in a make of their own: in a parallel one they would begin before the traces are there
+book: playground book-traces ## Execute the chapters and render the book; ends with the path to open [SCALE SEED OFFLINE]
+	@$(MAKE) notebooks
 	@$(BIN)/python -m mooncake_lab.batch.statements book $(if $(REQUIRE_RECORD),--require-record)
 	@$(BIN)/python -m mooncake_lab.batch.render book
 
 # before the chapters, which take minutes: what cannot be fetched is said at once
 playground: $(ENV)
 	@$(BIN)/python -m mooncake_lab.playground.assets book/_static/playground --cache build/pyodide
+
+# at most 20 s, and never an error: where they cannot be fetched, the book uses twins
+book-traces: $(ENV)
+	@$(BIN)/python -m mooncake_lab.batch.fetch data/traces $(if $(filter-out 0,$(OFFLINE)),--offline)
 
 notebooks: $(ENV) build/kernels ## Execute the chapters that changed, in parallel [SCALE SEED]
 	@$(BIN)/mooncake-lab batch --scale $(SCALE) --seed $(SEED)
@@ -117,7 +123,8 @@ grade: $(ENV) ## Grade a folder of submissions [SUBMISSIONS=dir GRADES=dir HIDDE
 	@$(BIN)/mooncake-lab classroom grade "$(SUBMISSIONS)" --out "$(GRADES)" --seed "$(HIDDEN_SEED)" --jobs $(JOBS)
 
 traces: $(ENV) ## Fetch the released traces into data/traces, checked by fingerprint
-	@for name in conversation synthetic toolagent arxiv; do $(BIN)/mooncake-lab trace fetch $$name --to data/traces; done
+	@failed=0; for name in conversation synthetic toolagent arxiv; do \
+	$(BIN)/mooncake-lab trace fetch $$name --to data/traces || failed=1; done; exit $$failed
 
 model: $(ENV) ## Train the small model of the compression chapter from scratch; interrupted, it goes on
 	@$(BIN)/python data/models/lab-recall/train.py --output data/models/lab-recall

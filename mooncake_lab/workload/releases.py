@@ -17,6 +17,9 @@ from mooncake_lab.workload.trace import Trace
 UPSTREAM: Final = "https://raw.githubusercontent.com/kvcache-ai/Mooncake"
 """The authors' public repository, as plain files."""
 
+UPSTREAM_VARIABLE: Final = "MOONCAKE_LAB_UPSTREAM"
+"""Environment variable: another address of these files, such as a mirror; fingerprints are checked as well."""
+
 
 @dataclass(frozen=True, slots=True)
 class Release:
@@ -31,8 +34,8 @@ class Release:
 
     @property
     def url(self) -> str:
-        """Where the file is published."""
-        return f"{UPSTREAM}/{self.path}"
+        """Where the file is published, or a mirror that `MOONCAKE_LAB_UPSTREAM` names."""
+        return f"{os.environ.get(UPSTREAM_VARIABLE) or UPSTREAM}/{self.path}"
 
     @property
     def file_name(self) -> str:
@@ -166,7 +169,24 @@ def fetch_trace(name: str, *, folder: Path | None = None, url: str | None = None
     if path.exists() and not force:
         release.check(path)
         return path
-    address = url or release.url
+    fetch_release(release, folder, url or release.url, progress=sys.stderr.isatty())
+    return path
+
+
+def fetch_release(release: Release, folder: Path, address: str, *, progress: bool = False) -> None:
+    """Fetch a file into a folder; one of its name is replaced, and only by the released one.
+
+    Args:
+        release: what it has to be.
+        folder: where to put it.
+        address: where to fetch it from.
+        progress: whether to draw a bar.
+
+    Raises:
+        ConnectionError: when the file cannot be fetched; nothing is left behind.
+        ValueError: when the address is not http:// or https://, or the content is not the released one.
+        OSError: when the folder cannot be made.
+    """
     if not address.startswith(("http://", "https://")):
         raise ValueError(f"{address!r} is not an address to fetch from; allowed are http:// and https://")
     folder.mkdir(parents=True, exist_ok=True)
@@ -175,9 +195,7 @@ def fetch_trace(name: str, *, folder: Path | None = None, url: str | None = None
 
     try:
         # pooch downloads beside the destination and moves the file there only when its digest is right
-        pooch.retrieve(
-            address, f"sha256:{release.sha256}", release.file_name, folder, progressbar=sys.stderr.isatty()
-        )
+        pooch.retrieve(address, f"sha256:{release.sha256}", release.file_name, folder, progressbar=progress)
     except ValueError as error:
         raise ValueError(
             f"what {address} sent is not the released {release.label} trace and was not kept ({error});"
@@ -188,7 +206,6 @@ def fetch_trace(name: str, *, folder: Path | None = None, url: str | None = None
             f"could not fetch {address} ({error}); connect to the internet, or put the file"
             f" {release.file_name} in a folder named by MOONCAKE_LAB_DATA"
         ) from error
-    return path
 
 
 def load(name: str, *, seed: int = 0) -> Trace:
