@@ -12,6 +12,7 @@ from mooncake_lab.batch import Provenance, plan, write_provenance
 from mooncake_lab.batch.notebook import read_notebook
 from mooncake_lab.batch.plan import MARK, NotebookJob, after_the_others, parameter_defaults, points, values
 from mooncake_lab.batch.provenance import BOOK_TRACES, FILE, read_provenance, surroundings_digest
+from mooncake_lab.experiments import cache
 
 ALPHA = "notebooks/01_alpha.ipynb"
 
@@ -111,6 +112,36 @@ def test_the_modules_that_a_chapter_may_import_count(repository, write_notebook,
     before = digest_of_alpha(repository)
     (package / changed).write_text("x = 2\n")
     assert (digest_of_alpha(repository) != before) == others
+
+
+@pytest.mark.parametrize(
+    ("changed", "some", "others"),
+    [
+        ("chapters/placement/figures.py", {"placement"}, {"start", "traces", "engine", "overload", "scorecard"}),
+        ("serving/runtime.py", {"start", "overload", "live"}, {"traces", "stages", "placement", "scorecard"}),
+        ("batch/run.py", {"start", "traces", "engine", "overload", "scorecard", "compression"}, set()),
+        ("cli/batch.py", set(), {"start", "traces", "engine", "overload", "scorecard", "compression"}),
+    ],
+)
+def test_a_change_of_the_package_executes_the_chapters_that_may_import_it(monkeypatch, changed, some, others):
+    """Of the real chapters those that reach the changed file, and no others: what run.md tells a reader."""
+    root = Path(__file__).parents[2]
+
+    def digests():
+        jobs = plan(
+            (root / "notebooks").glob("*.ipynb"), root=root, out=Path("chapters"), records=Path("numbers"),
+            parameters={}, surroundings="",
+        )  # fmt: skip
+        return {job.topic: job.digest for job in jobs}
+
+    before, real = digests(), cache.file_sha256
+    path = Path(mooncake_lab.__file__).parent / changed
+    monkeypatch.setattr(cache, "file_sha256", lambda file: "other" if file == path else real(file))
+    executed = {topic for topic, digest in digests().items() if digest != before[topic]}
+    assert executed >= some
+    assert not executed & others
+    page = (root / "book" / "run.md").read_text(encoding="utf-8")
+    assert "the chapters that may import a changed file are executed" in page
 
 
 def test_a_gathering_job_depends_on_what_it_gathers(repository):
