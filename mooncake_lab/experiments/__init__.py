@@ -13,8 +13,9 @@ from mooncake_lab.experiments.experiment import (
     where,
     whole_trace,
 )
+from mooncake_lab.experiments.parameters import check_parameters
 
 __all__ = [
-    "Experiment", "OfTrace", "at_scale", "record", "records", "run", "tabulated", "value",
+    "Experiment", "OfTrace", "at_scale", "check_parameters", "record", "records", "run", "tabulated", "value",
     "vary", "where", "whole_trace",
 ]  # fmt: skip
