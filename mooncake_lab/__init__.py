@@ -5,9 +5,9 @@ The package by floors, each importing only from the floors below it:
     cli                                      commands of the shell
     course                                   assignments, and their grading in a sandbox
     batch                                    executes notebooks with papermill, checks statements, renders pages
-    chapters · playground                    a folder for each chapter: experiment, claims, figures; the simulator in a page
-    figures · experiments · testbeds         style of all figures; parameters and results of experiments; the papers' machines
-    metrics · paper · bench                  from logs to numbers; facts and claims of the papers; measurements of this machine
+    chapters · playground                    a folder for each chapter; the simulator in a page
+    figures · experiments · testbeds         style; parameters and results; the papers' machines
+    metrics · paper · bench                  from logs to numbers; facts and claims; measurements here
     simulation · serving                     the two runtimes: in virtual time, and live with worker processes
     cluster                                  the states of a request, for both runtimes; what a cluster consists of
     compression                              methods that shrink KVCache

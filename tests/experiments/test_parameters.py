@@ -81,8 +81,9 @@ def test_plain_papermill_ends_in_the_sentence(tmp_path):
     """Without `mooncake-lab batch`, a mistyped scale is refused at the first cell."""
     source = ROOT / "notebooks" / "13_scorecard.ipynb"
     command = [
-        sys.executable, "-m", "papermill", str(source), str(tmp_path / "done.ipynb"), "-p", "scale", "smok", "--cwd", str(tmp_path),
-    ]  # fmt: skip
+        *(sys.executable, "-m", "papermill", str(source), str(tmp_path / "done.ipynb")),
+        *("-p", "scale", "smok", "--cwd", str(tmp_path)),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
