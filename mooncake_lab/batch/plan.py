@@ -66,6 +66,11 @@ class NotebookJob:
         """The parameters, but for the folder of the records."""
         return {name: value for name, value in self.parameters.items() if name != "out_dir"}
 
+    def seconds(self) -> float:
+        """How long the execution took that wrote the copy; 0 where the copy does not say it."""
+        metadata = read_notebook(self.root / self.output).metadata
+        return metadata.get(MARK, {}).get("seconds") or metadata.get("papermill", {}).get("duration") or 0.0
+
     def is_done(self) -> bool:
         """Whether the executed copy, and the numbers it wrote, are there and were made from the same."""
         executed = self.root / self.output

@@ -29,7 +29,10 @@ FOLDER: Final = "summary"
 
 
 def rows(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
-    """One row a notebook: topic, notebook, parameters, status, seconds, record, cell, error, traceback."""
+    """One row a notebook: topic, notebook, parameters, status, seconds, record, cell, error, traceback.
+
+    The seconds are those of the execution, also where the status is "cached".
+    """
     return [
         {
             "topic": job.topic,
@@ -149,7 +152,7 @@ def write_gallery(
             "notebook": _link(folder, job),
             **{name: escape(str(value)) for name, value in row["parameters"].items()},
             "status": row["status"],
-            "seconds": "" if row["status"] == "cached" else f"{row['seconds']:.1f}",
+            "seconds": f"{row['seconds']:.1f}",
             "error": f"<pre>{escape(row['traceback'] or row['error'])}</pre>" if row["error"] else "",
         }
         for job, row in zip(jobs, summary, strict=True)

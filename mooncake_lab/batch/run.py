@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context, parent_process
@@ -48,6 +48,7 @@ class Outcome:
     job: NotebookJob
     status: Literal["executed", "cached", "failed"] = "failed"
     seconds: float = 0.0
+    """How long its execution took, also where it was executed by an earlier batch."""
     error: str | None = None
     """One line: the cell, its first line, and what it raised."""
     cell: int | None = None
@@ -80,7 +81,10 @@ def execute(job: NotebookJob) -> Outcome:
     for made_before in (output, job.root / job.record):
         made_before.unlink(missing_ok=True)
     outcome = _other_traces(job) or _run_cells(job, output)
-    return replace(outcome, seconds=time.monotonic() - started)
+    outcome = replace(outcome, seconds=time.monotonic() - started)
+    if outcome.status == "executed":
+        _mark(output, job, outcome.seconds)
+    return outcome
 
 
 def _other_traces(job: NotebookJob) -> Outcome | None:
@@ -102,15 +106,14 @@ def _other_traces(job: NotebookJob) -> Outcome | None:
 
 
 def _run_cells(job: NotebookJob, output: Path) -> Outcome:
-    import nbformat  # both take seconds to import, which a build with nothing to do does not spend
-    import papermill
+    import papermill  # takes seconds to import, which a build with nothing to do does not spend
     from papermill.exceptions import PapermillExecutionError
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
     for attempt in range(1, _STARTS + 1):
         output.unlink(missing_ok=True)
         try:
-            executed = papermill.execute_notebook(
+            papermill.execute_notebook(
                 job.root / job.source,
                 output,
                 parameters=dict(job.parameters),
@@ -126,8 +129,6 @@ def _run_cells(job: NotebookJob, output: Path) -> Outcome:
                 return death or Outcome(job=job, error=f"the kernel did not start: {failure}")
             _log.warning("%s: the kernel did not start (%s); trying again", job.topic, failure)
         else:
-            _mark(executed, job)
-            nbformat.write(executed, output)
             return Outcome(job=job, status="executed")
     raise AssertionError("the loop above returns")
 
@@ -163,16 +164,20 @@ def _named(number: int, source: str) -> str:
     return f"cell {number} ({line[:70]!r})"
 
 
-def _mark(executed: Any, job: NotebookJob) -> None:
-    """Remember what the copy depends on, and show injected parameters only where they say something new."""
+def _mark(output: Path, job: NotebookJob, seconds: float) -> None:
+    """Write into the copy what it depends on and how long it took; show injected parameters if they differ."""
+    import nbformat
+
+    executed: Any = nbformat.read(output, as_version=nbformat.NO_CONVERT)
     recorded = (job.root / job.record).is_file()
-    executed.metadata[MARK] = {"digest": job.digest, "recorded": recorded}
+    executed.metadata[MARK] = {"digest": job.digest, "recorded": recorded, "seconds": seconds}
     executed.metadata["papermill"].update(input_path=job.source.as_posix(), output_path=job.output.as_posix())
     defaults = parameter_defaults(read_notebook(job.root / job.source))
     if all(defaults.get(name) == value for name, value in job.told.items()):
         for cell in executed.cells:
             if "injected-parameters" in cell.metadata.get("tags", []):
                 cell.metadata["tags"].append("remove-cell")
+    nbformat.write(executed, output)
 
 
 PROCESSES: Final = "processes"
@@ -220,6 +225,7 @@ def opened(name: str, *, workers: int) -> Generator[Executor]:
         return
     from distributed import Client
 
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # outcomes say that a scheduler ended
     with Client(f"tcp://{urlsplit(name).netloc}", set_as_default=False) as client:
         yield client.get_executor(retries=1, pure=False)
 
@@ -274,9 +280,15 @@ def run(
             todo = [job for job in turn if force or not job.is_done()]
             for job in turn:
                 if job not in todo:
-                    finished(Outcome(job=job, status="cached"))
+                    finished(Outcome(job=job, status="cached", seconds=job.seconds()))
             if todo:
-                _execute_all(todo, workers, threads, finished, executor)
+                try:
+                    _execute_all(todo, workers, threads, finished, executor)
+                except OSError as error:  # a cluster that executed some, and ended before the others began
+                    if all(outcome.status == "cached" for outcome in done.values()):
+                        raise
+                    for job in (job for job in todo if job.name not in done):
+                        finished(Outcome(job=job, error=f"{executor} cannot be used any more: {error}"))
     return [done[job.name] for job in jobs]
 
 
@@ -288,7 +300,9 @@ def _line(outcome: Outcome) -> str:
         case "executed":
             how = f"executed in {outcome.seconds:.1f} s"
         case "failed":
-            how = f"FAILED: {outcome.error}\n{'':17}read {outcome.job.output.as_posix()} up to there"
+            how = f"FAILED: {outcome.error}"
+            if outcome.cell is not None:
+                how += f"\n{'':17}read {outcome.job.output.as_posix()} up to there"
     return f"{outcome.job.name:<16} {how}"
 
 
@@ -309,19 +323,33 @@ def _execute_all(
             except BrokenExecutor:
                 broken.append(job)
         for future in as_completed(running):
-            if isinstance(future.exception(), BrokenExecutor):
+            if isinstance(_raised(future), BrokenExecutor):
                 broken.append(running[future])
             else:
-                finished(_outcome(future, running[future]))
+                finished(_outcome(future, running[future], executor))
     for job in broken:  # which of them broke it is not known: each once more, alone
         with opened(executor, workers=1) as pool:
-            finished(_outcome(pool.submit(execute_in_worker, job, threads), job))
+            finished(_outcome(pool.submit(execute_in_worker, job, threads), job, executor))
 
 
-def _outcome(future: Future[Outcome], job: NotebookJob) -> Outcome:
+def _raised(future: Future[Outcome]) -> BaseException | None:
+    """What execution raised; a scheduler that ends cancels all that it has not given back."""
+    try:
+        return future.exception()
+    except CancelledError as error:
+        return error
+
+
+def _outcome(future: Future[Outcome], job: NotebookJob, executor: str) -> Outcome:
     """What the worker returned; that it died, or could not begin, is the failure of one notebook only."""
-    error = future.exception()
+    error = _raised(future)
     if error is None:
         return future.result()
+    if isinstance(error, CancelledError):
+        ended = (
+            f"the scheduler {executor} ended, or could not be reached any more, before this notebook was done;"
+            " start it again, and the same command executes only what is missing"
+        )
+        return Outcome(job=job, error=ended)
     where = "".join(traceback.format_exception(error))
     return Outcome(job=job, error=f"the worker failed with {type(error).__name__}: {error}", traceback=where)

@@ -4,13 +4,17 @@ import io
 import json
 import os
 import sys
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from mooncake_lab.batch import Outcome, plan, run
 from mooncake_lab.batch.notebook import read_notebook
 from mooncake_lab.batch.plan import MARK
+from mooncake_lab.batch.report import rows
 from mooncake_lab.batch.run import execute
 
 
@@ -49,11 +53,96 @@ def test_executes_then_keeps(repository):
     assert (repository / "numbers" / "alpha.json").read_text() == '{"scale": "classroom", "seed": 0}'
     second, shown = execute_all(repository)
     assert {outcome.status for outcome in second.values()} == {"cached"}
+    assert {topic: outcome.seconds for topic, outcome in second.items()} == {
+        topic: outcome.seconds for topic, outcome in first.items()
+    }
+    assert all(outcome.seconds > 0 for outcome in first.values())
+    (row, _) = rows(second.values())
+    assert (row["status"], row["seconds"]) == ("cached", round(first["alpha"].seconds, 3))
     assert shown.split() == ["alpha", "up", "to", "date", "beta", "up", "to", "date"]
     third, _ = execute_all(repository, scale="smoke", topics=["alpha"], watched=True)
     assert third["alpha"].status == "executed"
     assert (repository / "numbers" / "alpha.json").read_text() == '{"scale": "smoke", "seed": 0}'
     assert not hides_injected(repository)
+
+
+def test_a_copy_of_before_has_the_seconds_of_papermill(repository):
+    """A copy that does not say how long its execution took says how long its cells took."""
+    executed, _ = execute_all(repository, topics=["beta"])
+    path = repository / "chapters" / "02_beta.ipynb"
+    notebook = json.loads(path.read_text())
+    assert notebook["metadata"][MARK].pop("seconds") == executed["beta"].seconds
+    path.write_text(json.dumps(notebook))
+    again, _ = execute_all(repository, topics=["beta"])
+    assert again["beta"].status == "cached"
+    assert again["beta"].seconds == notebook["metadata"]["papermill"]["duration"] > 0
+
+
+class _Scheduler(Executor):
+    """Executes some notebooks here, and ends before the others."""
+
+    def __init__(self, done):
+        self._done = done
+
+    def submit(self, execute, job, threads):
+        future = Future()
+        if job.topic in self._done:
+            future.set_result(execute(job, threads))
+        else:
+            future.cancel()
+            future.set_running_or_notify_cancel()
+        return future
+
+
+def test_a_scheduler_that_ends_costs_only_what_it_had_not_given_back(repository, write_notebook, monkeypatch):
+    """Each of these notebooks fails in one sentence; what was done stays, and the same command does the rest."""
+    path = write_notebook(repository / "notebooks" / "03_sum.ipynb", "1")
+    notebook = json.loads(path.read_text())
+    notebook["cells"][0]["metadata"]["tags"].append("gathers")
+    path.write_text(json.dumps(notebook))
+    places = iter([_Scheduler({"alpha"}), OSError("Timed out trying to connect")])
+
+    @contextmanager
+    def opened(*_, **__):
+        place = next(places)
+        if isinstance(place, OSError):
+            raise place
+        yield place
+
+    monkeypatch.setattr(sys.modules[run.__module__], "opened", opened)
+    first, shown = execute_all(repository, executor="dask://node1:8786")
+    assert {topic: outcome.status for topic, outcome in first.items()} == {
+        "alpha": "executed",
+        "beta": "failed",
+        "sum": "failed",
+    }
+    assert first["beta"].error == (
+        "the scheduler dask://node1:8786 ended, or could not be reached any more, before this notebook was done;"
+        " start it again, and the same command executes only what is missing"
+    )
+    assert first["sum"].error == "dask://node1:8786 cannot be used any more: Timed out trying to connect"
+    assert first["beta"].traceback is None
+    assert "up to there" not in shown, "there is nothing to read"
+    monkeypatch.undo()
+    second, _ = execute_all(repository)
+    assert {topic: outcome.status for topic, outcome in second.items()} == {
+        "alpha": "cached",
+        "beta": "executed",
+        "sum": "executed",
+    }
+
+
+def test_a_scheduler_that_was_never_there_is_an_error_of_the_command(repository, monkeypatch):
+    """Nothing was executed, so nothing is said of single notebooks."""
+
+    @contextmanager
+    def opened(*_, **__):
+        raise OSError("Timed out trying to connect")
+        yield
+
+    monkeypatch.setattr(sys.modules[run.__module__], "opened", opened)
+    with pytest.raises(OSError, match="Timed out"):
+        execute_all(repository, executor="dask://node1:8786")
 
 
 def hides_injected(root):

@@ -94,6 +94,7 @@ def cluster(folder):
     worker = [sys.executable, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-dashboard"]
     shared = ["--scheduler-file", str(told)]
     with subprocess.Popen([*scheduler, *shared], stderr=subprocess.DEVNULL) as first:
+        (folder / "scheduler.pid").write_text(str(first.pid))
         while not told.is_file():
             time.sleep(0.1)
         with subprocess.Popen([*worker, *shared], stderr=subprocess.DEVNULL, cwd=folder) as second:
@@ -113,6 +114,19 @@ def test_a_cluster_executes_a_sweep(shell, repository):
         result = shell(*arguments, "--json")
     assert [row["status"] for row in json.loads(result.stdout)["notebooks"]] == ["executed", "failed"]
     assert (repository / "far/seed=1/02_beta.html").is_file()
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_is_killed_leaves_what_was_done(shell, repository, write_notebook):
+    """The notebook that it had not given back fails in a sentence, without a traceback; the other one is kept."""
+    pytest.importorskip("distributed")
+    killer = "import os, pathlib, signal\nos.kill(int(pathlib.Path('scheduler.pid').read_text()), signal.SIGKILL)"
+    write_notebook(repository / "notebooks" / "01_alpha.ipynb", killer, "import time\ntime.sleep(15)")
+    with cluster(repository) as address:
+        result = shell("--out", "far", "--executor", f"dask://{address}", "--json")
+    assert [row["status"] for row in json.loads(result.stdout)["notebooks"]] == ["failed", "executed"]
+    assert "ended, or could not be reached any more" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_a_column_called_like_a_parameter_hides_nothing(repository):

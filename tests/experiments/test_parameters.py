@@ -80,10 +80,8 @@ def test_each_chapter_checks_all_of_its_parameters_first(path):
 def test_plain_papermill_ends_in_the_sentence(tmp_path):
     """Without `mooncake-lab batch`, a mistyped scale is refused at the first cell."""
     source = ROOT / "notebooks" / "13_scorecard.ipynb"
-    command = [
-        *(sys.executable, "-m", "papermill", str(source), str(tmp_path / "done.ipynb")),
-        *("-p", "scale", "smok", "--cwd", str(tmp_path)),
-    ]
+    options = ["-p", "scale", "smok", "--cwd", str(tmp_path)]
+    command = [sys.executable, "-m", "papermill", str(source), str(tmp_path / "done.ipynb"), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
