@@ -23,15 +23,15 @@ async function start() {
   return { pyodide, manifest, simulator: Simulator(await text("nodes.json")) };
 }
 
-async function run({ trace, file, settings }) {
+async function run({ trace, file, blockSize, settings }) {
   if (!started) postMessage({ kind: "status", text: "Loading the simulator (about 15 MB, once)…" });
   const { pyodide, manifest, simulator } = await (started ??= start());
-  const name = file ? `own ${file.name} ${file.size} ${file.lastModified}` : trace;
+  const name = file ? `own ${file.name} ${file.size} ${file.lastModified} ${blockSize}` : trace;
   if (!known.has(name)) {
     const path = file ? "/your trace" : `/${manifest.traces[trace]}`;
     pyodide.FS.writeFile(path, file ? new Uint8Array(await file.arrayBuffer()) : await fetched(manifest.traces[trace]));
     try {
-      simulator.read(name, path, file?.name);
+      simulator.read(name, path, file?.name, blockSize ?? undefined);
     } finally {
       pyodide.FS.unlink(path);
     }

@@ -58,13 +58,14 @@
       const one = { trace: field("trace").value, settings: values };
       if (one.trace === "own") {
         one.file = field("file").files[0];
+        one.blockSize = Number(field("block_size").value) || null;
         if (!one.file) throw new Error("choose a file first");
       }
       return one;
     };
 
     // the table
-    const percent = (share) => (100 * share).toFixed(1);
+    const percent = (share) => (share === null ? "–" : (100 * share).toFixed(1));
     const seconds = (value, digits) => (value === null ? "–" : value.toFixed(digits));
     const better = (one, other) => {
       const [a, b] = [one.numbers, other.numbers];
@@ -242,7 +243,7 @@
       part(".prefill-name").textContent = separate ? "Prefill nodes" : "Nodes";
       field("splits").hidden = !separate;
       for (const name of ["decode", "placement"]) field(name).disabled = !separate; // what is hidden may be invalid
-      part(".own").hidden = field("trace").value !== "own";
+      form.querySelectorAll(".own").forEach((each) => { each.hidden = field("trace").value !== "own"; });
     };
     form.addEventListener("change", follow);
     addEventListener("resize", () => { if (runs.length) draw(); });

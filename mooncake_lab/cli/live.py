@@ -21,6 +21,7 @@ from mooncake_lab.cli.options import (
     Admission,
     Backend,
     Batching,
+    BlockSize,
     Coupled,
     Decode,
     DecodeSeconds,
@@ -386,6 +387,7 @@ def replay(
     threads: Threads = 1,
     seed: LiveSeed = 0,
     log: Annotated[Path | None, file_to_write("Write the run log here, as JSON lines.")] = None,
+    block_size: BlockSize = None,
     lenient: Lenient = False,
     json_: Json = False,
 ) -> None:
@@ -398,7 +400,8 @@ def replay(
     """
     options = locals()
     refuse_same_file(trace, log=log)
-    scaled = _scaled(read_or_fail("replay", trace, lenient=lenient), divide, max_model_len, num_prompts, speed)
+    whole = read_or_fail("replay", trace, lenient=lenient, block_size_tokens=block_size)
+    scaled = _scaled(whole, divide, max_model_len, num_prompts, speed)
     with failing("replay", RuntimeError):
         spec, live = live_spec(context, options, block_size_tokens=scaled.block_size_tokens, spares=0)
         show_start()

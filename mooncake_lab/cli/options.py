@@ -66,6 +66,10 @@ BATCHING_NAMES: Final = tuple(name for name in BATCHING_POLICIES if name not in 
 
 TraceFile = Annotated[Path, typer.Argument(help="A trace, plain or gzipped.", exists=True, dir_okay=False)]
 Lenient = Annotated[bool, typer.Option("--lenient", help="Skip bad lines and report how many.")]
+BlockSize = Annotated[
+    int | None,
+    at_least(1, "Tokens per block of a trace that does not say so (its field trace_block_size); 512 by default."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Model = Annotated[str, typer.Option(metavar="DIR|random:SHAPE", help="A Hugging Face Llama, or a random one.")]
 Speed = Annotated[float, at_least(1e-6, "Speed of the replay; 2 is twice as fast as recorded.")]
@@ -160,7 +164,7 @@ def refuse_typed(context: typer.Context, names: Iterable[str], why: str) -> None
 
 
 def read_or_fail(command: str, file: Path, *, lenient: bool, block_size_tokens: int | None = None) -> Trace:
-    """Read a trace for a command; skipped lines are reported on stderr.
+    """Read a trace for a command; skipped lines and contradicting block ids are reported on stderr.
 
     Raises:
         typer.Exit: with code 1, after the reason went to stderr, when the file cannot be used.
@@ -171,6 +175,12 @@ def read_or_fail(command: str, file: Path, *, lenient: bool, block_size_tokens: 
         typer.echo(f"bad lines skipped: {trace.skipped}; the first of them:", err=True)
         for reason in trace.skipped_reasons:
             typer.echo(f"  {reason}", err=True)
+    if trace.renamed_blocks:
+        typer.echo(
+            f"block ids that stand for another block than before: {trace.renamed_blocks}; an id names a block and"
+            " all before it, so each counts as a block of its own",
+            err=True,
+        )
     return trace
 
 
@@ -181,4 +191,5 @@ def print_numbers(numbers: dict[str, Any], *, json_: bool) -> None:
         return
     for name, value in numbers.items():
         if not isinstance(value, dict):
-            typer.echo(f"{name:28} {value:,.4f}" if isinstance(value, float) else f"{name:28} {value}")
+            shown = "none" if value is None else f"{value:,.4f}" if isinstance(value, float) else value
+            typer.echo(f"{name:28} {shown}")

@@ -14,6 +14,7 @@ from mooncake_lab.cli.options import (
     TBT,
     TTFT,
     Admission,
+    BlockSize,
     Json,
     Lenient,
     Placement,
@@ -117,7 +118,7 @@ def simulate(
             "--fail",
             parser=_failure,
             metavar="NAME@SECONDS",
-            help="Let an instance fail, such as decode-0@600; may be repeated.",
+            help="Let an instance fail so long after the first request, such as decode-0@600; may be repeated.",
         ),
     ] = None,
     ttft_slo: TTFT = 30.0,
@@ -131,13 +132,15 @@ def simulate(
     ] = None,
     log: Annotated[Path | None, file_to_write("Write the run log here, as JSON lines, while it runs.")] = None,
     perfetto: Annotated[Path | None, file_to_write("Write a timeline here, for ui.perfetto.dev.")] = None,
+    block_size: BlockSize = None,
     lenient: Lenient = False,
     json_: Json = False,
 ) -> None:
     """Replay a trace on a simulated cluster in virtual time, and print a summary.
 
-    The TBT of a request is the mean of the longest tenth of its gaps between tokens (FAST'25 §5.1). A request is
-    effective if it meets both limits.
+    All times, such as those of --fail, of the log and simulated_s, count from the first request. The TBT of a
+    request is the mean of the longest tenth of its gaps between tokens (FAST'25 §5.1); an answer of one token has
+    none. A request is effective if it meets both limits. A number that no request decides is null.
 
     Example: mooncake-lab simulate data/traces/conversation_trace.jsonl --prefill 8 --decode 8 --json
     """
@@ -149,7 +152,7 @@ def simulate(
     started = time.perf_counter(), time.process_time()
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
     latency, on_device = _node(node, model, ssd_gb_per_s)
-    requests = read_or_fail("simulate", trace, lenient=lenient)
+    requests = read_or_fail("simulate", trace, lenient=lenient, block_size_tokens=block_size)
     requests = requests if num_prompts is None else requests.head(num_prompts)
     full_tokens = cache_tokens or on_device if coupled else on_device
     default = FewestRequests() if coupled else KVCacheCentric()

@@ -11,7 +11,17 @@ from mooncake_lab.bench.soak import FAULTS, Soak, SoakReport
 from mooncake_lab.bench.soak_process import POOLS
 from mooncake_lab.chapters.store.replay import replay
 from mooncake_lab.cli import group
-from mooncake_lab.cli.options import LARGEST, Json, Lenient, TraceFile, at_least, failing, one_of, read_or_fail
+from mooncake_lab.cli.options import (
+    LARGEST,
+    BlockSize,
+    Json,
+    Lenient,
+    TraceFile,
+    at_least,
+    failing,
+    one_of,
+    read_or_fail,
+)
 from mooncake_lab.store import EVICTION_POLICIES
 from mooncake_lab.store.backends import StorageError
 
@@ -42,17 +52,19 @@ def cache(
     unit: Annotated[
         Literal["blocks", "tokens"], typer.Option(help="Unit of the capacity; tokens are rounded down to blocks.")
     ] = "blocks",
+    block_size: BlockSize = None,
     lenient: Lenient = False,
     json_: Json = False,
 ) -> None:
     """Replay a trace through one cache and print its hit rate.
 
-    Every hash id of a request is one access, from front to back. Prefix hits are the hits before the first miss of
+    Every hash id of a request is one access, from front to back; an id after another prefix is another block.
+    Prefix hits are the hits before the first miss of
     a request; only these save prefill.
 
     Example: mooncake-lab cache data/traces/conversation_trace.jsonl --policy lru --capacity 10000 --json
     """
-    trace = read_or_fail("cache", file, lenient=lenient)
+    trace = read_or_fail("cache", file, lenient=lenient, block_size_tokens=block_size)
     block_size = trace.block_size_tokens if unit == "tokens" else 1
     blocks = None if math.isinf(capacity) else int(capacity) // block_size
     found = replay([trace.blocks_of(i) for i in range(len(trace))], policy, blocks)
@@ -64,6 +76,7 @@ def cache(
             "block_size_tokens": trace.block_size_tokens,
             "requests": len(trace),
             "skipped": trace.skipped,
+            "renamed_blocks": trace.renamed_blocks,
             "accesses": found.accesses,
             "hits": found.hits,
             "hit_rate": found.hit_rate,

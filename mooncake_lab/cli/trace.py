@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mooncake_lab.cli import group
-from mooncake_lab.cli.options import Json, Lenient, TraceFile, at_least, fail, failing, read_or_fail
+from mooncake_lab.cli.options import BlockSize, Json, Lenient, TraceFile, at_least, fail, failing, read_or_fail
 from mooncake_lab.workload import TraceStatistics, fetch_trace, statistics, write_trace
 from mooncake_lab.workload.twin import make_twin
 
@@ -24,9 +24,7 @@ app = group("Inspect traces, fetch the released ones, and generate new ones.")
 def stats(
     file: TraceFile,
     lenient: Lenient = False,
-    block_size: Annotated[
-        int | None, at_least(1, "Tokens per block; by default the value in the file, or 512.")
-    ] = None,
+    block_size: BlockSize = None,
     json_: Json = False,
 ) -> None:
     """Check a trace line by line and print its statistics.
@@ -36,7 +34,14 @@ def stats(
     trace = read_or_fail("trace stats", file, lenient=lenient, block_size_tokens=block_size)
     numbers = statistics(trace)
     if json_:
-        _print_json({"file": str(file), "skipped": trace.skipped, **asdict(numbers)})
+        _print_json(
+            {
+                "file": str(file),
+                "skipped": trace.skipped,
+                "renamed_blocks": trace.renamed_blocks,
+                **asdict(numbers),
+            }
+        )
     else:
         _print_table(file, numbers)
 

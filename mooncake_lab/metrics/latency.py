@@ -84,11 +84,12 @@ def ttft_s(records: Iterable[Record]) -> dict[int, float]:
     return latencies
 
 
-def tbt_longest_gaps_s(times_s: Sequence[float], *, share: float = 0.1) -> float:
+def tbt_longest_gaps_s(times_s: Sequence[float], *, share: float = 0.1) -> float | None:
     """TBT of one request as FAST'25 §5.1 defines it: the mean of its longest 10 % of token gaps.
 
-    The paper leaves two cases open. We take `ceil(share * gaps)` gaps, so at least one; and a request
-    with a single token has no gap and a TBT of 0, so that only its TTFT decides whether it is effective.
+    The paper leaves two cases open. We take `ceil(share * gaps)` gaps, so at least one. A request with a single
+    token has no gap and no TBT (None): it has no part in means and percentiles of TBT, and only its TTFT decides
+    whether it is effective.
 
     Args:
         times_s: when each token came, in order.
@@ -100,7 +101,7 @@ def tbt_longest_gaps_s(times_s: Sequence[float], *, share: float = 0.1) -> float
     return tbt_of_gaps_s(list(map(sub, times_s[1:], times_s)), share=share)
 
 
-def tbt_of_gaps_s(gaps_s: Collection[float], *, share: float = 0.1) -> float:
+def tbt_of_gaps_s(gaps_s: Collection[float], *, share: float = 0.1) -> float | None:
     """`tbt_longest_gaps_s` of a request whose tokens came with these gaps, in any order.
 
     Raises:
@@ -109,19 +110,19 @@ def tbt_of_gaps_s(gaps_s: Collection[float], *, share: float = 0.1) -> float:
     if not 0 < share <= 1:
         raise ValueError(f"the share of longest gaps is {share!r}; allowed are numbers above 0 and up to 1")
     if not gaps_s:
-        return 0.0
+        return None
     # 0.1 * 70 is a little more than 7 in binary: take the rounding error off before rounding up
     return mean(sorted(gaps_s)[-max(1, math.ceil(share * len(gaps_s) - 1e-9)) :])
 
 
-def tbt_mean_gap_s(times_s: Sequence[float]) -> float:
+def tbt_mean_gap_s(times_s: Sequence[float]) -> float | None:
     """TBT of one request as we read arXiv v3 §8.1: the mean of all its token gaps (time per output token).
 
     The edition takes percentiles of TBT over requests without saying what the TBT of a request is; this
-    is our assumption. A request with a single token has a TBT of 0.
+    is our assumption. A request with a single token has no TBT (None).
     """
     if len(times_s) < 2:
-        return 0.0
+        return None
     return (times_s[-1] - times_s[0]) / (len(times_s) - 1)
 
 
@@ -129,8 +130,8 @@ def request_table(records: Iterable[Record]) -> "pd.DataFrame":
     """One row per request, in order of arrival.
 
     Columns: `arrival_s`, `input_tokens`, `ttft_s`, `tbt_fast_s`, `tbt_arxiv_s`, `output_tokens` (received so
-    far), `end` (finished, rejected or running) and `finish_s`. Latencies are NaN for a request
-    that received no token, `finish_s` for one that did not finish.
+    far), `end` (finished, rejected or running) and `finish_s`. Latencies are NaN for a request that received no
+    token, TBT also for one that received a single token, and `finish_s` for one that did not finish.
     """
     import pandas as pd  # here, because the summary of a run must work without it
 
@@ -162,12 +163,12 @@ def effective(
     """Which requests of a `request_table` finished within both limits, shape (requests,).
 
     A request that was rejected or still runs at the horizon is not effective, whatever it received.
-    A latency equal to its limit meets it.
+    A latency equal to its limit meets it, and an answer of one token, which has no gap, meets the limit of TBT.
     """
     ttft = requests["ttft_s"].to_numpy(dtype="float64")
     gap = requests[f"tbt_{tbt}_s"].to_numpy(dtype="float64")
     finished = requests["end"].to_numpy() == "finished"
-    return finished & (ttft <= slo.ttft_s) & (gap <= slo.tbt_s)
+    return finished & (ttft <= slo.ttft_s) & ~(gap > slo.tbt_s)
 
 
 def effective_request_capacity(

@@ -52,14 +52,14 @@ def prefill_gpu_s(records: Iterable[Record], prefill_group: int = 1) -> float:
     return time.seconds
 
 
-def reused_share(records: Iterable[Record]) -> float:
-    """Prompt tokens that needed no computation, over all prompt tokens of prefills (token hit rate)."""
+def reused_share(records: Iterable[Record]) -> float | None:
+    """Prompt tokens that needed no computation, over all of prefills (token hit rate); None without a prefill."""
     reused = computed = 0
     for record in records:
         if isinstance(record, Prefilled):
             reused += record.reused_tokens
             computed += record.computed_tokens
-    return reused / (reused + computed) if reused + computed else 0.0
+    return reused / (reused + computed) if reused + computed else None
 
 
 @dataclass(slots=True, eq=False)
@@ -71,19 +71,19 @@ class _Received:
     last_s: float
     gaps_s: list[float] = field(default_factory=list[float])
 
-    def latencies(self, tbt: Literal["fast", "arxiv"]) -> tuple[float, float]:
-        """TTFT and TBT."""
-        if tbt == "fast":
-            return self.ttft_s, tbt_of_gaps_s(self.gaps_s)
-        return self.ttft_s, (self.last_s - self.first_s) / max(1, len(self.gaps_s))
+    def tbt_s(self, tbt: Literal["fast", "arxiv"]) -> float | None:
+        """TBT by a paper's definition; None for a single token."""
+        if tbt == "fast" or not self.gaps_s:
+            return tbt_of_gaps_s(self.gaps_s)
+        return (self.last_s - self.first_s) / len(self.gaps_s)
 
 
 @dataclass(slots=True, eq=False)
 class RunningSummary:
     """Reads records as they come; its numbers are those of `run_summary`.
 
-    It keeps two latencies of each request that has ended and the token gaps of each request that runs, so that
-    memory grows by 16 bytes per request and does not grow with the log. Mutable: it counts.
+    It keeps the latencies of each request that has ended and the token gaps of each request that runs, so that
+    memory grows by at most 16 bytes per request and does not grow with the log. Mutable: it counts.
 
     Args:
         slo: the limits of an effective request.
@@ -137,9 +137,9 @@ class RunningSummary:
         counts = self._counts
         if not counts["requests"]:
             raise ValueError("the summary of 0 requests is undefined; at least 1 is needed")
-        running = [received.latencies(self.tbt)[1] for received in self._running.values()]
+        running = [received.tbt_s(self.tbt) for received in self._running.values()]
         ttft = self.ttfts_s()
-        tbt = sorted([*self._tbts_s, *running])
+        tbt = sorted([*self._tbts_s, *(tbt_s for tbt_s in running if tbt_s is not None)])
         prompt_tokens = counts["reused"] + counts["computed"]
         return {
             "requests": counts["requests"],
@@ -150,7 +150,7 @@ class RunningSummary:
             "tbt_mean_s": mean(tbt) if tbt else None,
             "tbt_p90_s": percentile(tbt, 90) if tbt else None,
             "effective_request_capacity": counts["effective"] / counts["requests"],
-            "token_hit_rate": counts["reused"] / prompt_tokens if prompt_tokens else 0.0,
+            "token_hit_rate": counts["reused"] / prompt_tokens if prompt_tokens else None,
             "prefill_gpu_s_per_request": self._prefill.seconds / counts["requests"],
             "output_tokens": counts["output_tokens"] + sum(1 + len(r.gaps_s) for r in self._running.values()),
             "simulated_s": self._now_s,
@@ -184,11 +184,12 @@ class RunningSummary:
         request_id, end = record.request_id, "finished" if isinstance(record, Finished) else "rejected"
         self._counts[end] += 1
         if (received := self._running.pop(request_id, None)) is not None:
-            ttft_s, tbt_s = received.latencies(self.tbt)
-            self._ttfts_s.append(ttft_s)
-            self._tbts_s.append(tbt_s)
+            tbt_s = received.tbt_s(self.tbt)
+            self._ttfts_s.append(received.ttft_s)
+            if tbt_s is not None:
+                self._tbts_s.append(tbt_s)
             self._counts["output_tokens"] += 1 + len(received.gaps_s)
-            within = ttft_s <= self.slo.ttft_s and tbt_s <= self.slo.tbt_s
+            within = received.ttft_s <= self.slo.ttft_s and (tbt_s is None or tbt_s <= self.slo.tbt_s)
             self._counts["effective"] += within and end == "finished"
         self._arrivals_s.pop(request_id, None)
 
@@ -196,7 +197,10 @@ class RunningSummary:
 def run_summary(
     records: Iterable[Record], slo: SLO, *, tbt: Literal["fast", "arxiv"] = "fast", prefill_group: int = 1
 ) -> dict[str, float | int | None]:
-    """Counts, latencies and hit rate of a run, by name; without any token, the latencies are None.
+    """Counts, latencies and hit rate of a run, by name.
+
+    None stands for what nothing decides: TTFT where no request received a token, TBT where none received two, and
+    the hit rate where no prompt was computed or reused.
 
     Raises:
         ValueError: when no request arrived.

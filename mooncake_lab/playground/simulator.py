@@ -19,6 +19,7 @@ from mooncake_lab.metrics import RunningSummary
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation import Cluster
 from mooncake_lab.workload import Trace, read_trace
+from mooncake_lab.workload.reader import DEFAULT_BLOCK_SIZE_TOKENS
 
 SEPARATE: Final = "mooncake"
 """The system whose nodes do either prefill or decode; all others are coupled."""
@@ -96,18 +97,19 @@ class Simulator:
         self._traces: dict[str, Trace] = {}
         self._files: dict[str, str] = {}
 
-    def read(self, name: str, path: str, file: str | None = None) -> int:
+    def read(self, name: str, path: str, file: str | None = None, block_size_tokens: int | None = None) -> int:
         """Read a trace file and keep it under a name; the number of its requests.
 
         Args:
             name: one of `TWINS`, or any other.
             path: where the file is here.
             file: what it is called where its reader has it; the path by default.
+            block_size_tokens: tokens per block of a file that does not say so; None for 512.
 
         Raises:
             ValueError: naming the line that is wrong.
         """
-        self._traces[name] = trace = read_trace(Path(path))
+        self._traces[name] = trace = read_trace(Path(path), block_size_tokens=block_size_tokens)
         self._files[name] = file or path
         return len(trace)
 
@@ -140,18 +142,19 @@ class Simulator:
             ttft_s=summary.ttfts_s(),
             nodes=chosen.nodes,
             gpus=chosen.nodes * node.gpus,
-            command=command(trace, self._files[trace], chosen),
+            command=command(trace, self._files[trace], chosen, self._traces[trace].block_size_tokens),
         )
         return msgspec.json.encode(result).decode()
 
 
-def command(trace: str, file: str, chosen: Settings) -> str:
+def command(trace: str, file: str, chosen: Settings, block_size_tokens: int) -> str:
     """Lines for a shell that simulate the same with `mooncake-lab`.
 
     Args:
         trace: one of `TWINS`, which the first line generates, or any other name.
         file: that of any other trace.
         chosen: the settings of the run.
+        block_size_tokens: of the trace; named where the file may not say it.
     """
     lines: list[list[str]] = []
     if trace in TWINS:
@@ -172,6 +175,8 @@ def command(trace: str, file: str, chosen: Settings) -> str:
     numbers = {"--speed": chosen.speed, "--ttft-slo": chosen.ttft_slo_s, "--tbt-slo": chosen.tbt_slo_s}
     options = ["--node", chosen.node, *cluster, "--admission", chosen.admission]
     options += [text for name, value in numbers.items() for text in (name, repr(value).removesuffix(".0"))]
+    if block_size_tokens != DEFAULT_BLOCK_SIZE_TOKENS:
+        options += ["--block-size", str(block_size_tokens)]
     shown = f"./{file}" if file.startswith("-") else file  # else an option
     lines.append(["simulate", shown, "--num-prompts", str(chosen.requests), *options])
     return "\n".join(shlex.join(["mooncake-lab", *line]) for line in lines)

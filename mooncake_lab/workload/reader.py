@@ -1,10 +1,13 @@
 """Reading a trace file, every line checked (FAST'25 Appendix A).
 
-A file holds one JSON object a line: `timestamp` (ms from 0), `input_length`, `output_length` (tokens)
-and `hash_ids` (one a block). Both lengths are at least 1: prefill produces the first token of every answer, and
-the shortest answers of the released traces have one token. `max_tokens`, the most tokens that the client allows
-for the answer, may be stated too; a line with a longer answer contradicts itself and is refused. So may fields
-and names that other tools add.
+A file holds one JSON object a line: `timestamp` (ms from any origin), `input_length`, `output_length` (tokens)
+and `hash_ids` (one a block). Times of a trace count from its first request. Both lengths are at least 1: prefill
+produces the first token of every answer, and the shortest answers of the released traces have one token.
+`max_tokens`, the most tokens that the client allows for the answer, may be stated too; a line with a longer answer
+contradicts itself and is refused. So may fields and names that other tools add.
+
+What contradicts an earlier line is refused (times that go back, another block size), but for an id that stands for
+another block than before, which `PrefixIds` counts as a block of its own.
 
 A good line under the released traces' names costs one typed decoding. Any other is looked at field by field, to
 adopt the names of other tools or to say what is wrong.
@@ -26,11 +29,28 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from mooncake_lab.core import blocks_for, complete_file
+from mooncake_lab.workload.prefixes import PrefixIds
 from mooncake_lab.workload.trace import Trace
 
 DEFAULT_BLOCK_SIZE_TOKENS: Final = 512
 """Tokens per block of the released traces (arXiv §4)."""
 _GZIP_MAGIC: Final = b"\x1f\x8b"
+_FOREIGN: Final[Mapping[bytes, str]] = MappingProxyType(
+    {
+        b"\xef\xbb\xbf": "begins with a byte order mark (BOM); save it as UTF-8 without one",
+        b"\xff\xfe": "is UTF-16 text; save it as UTF-8",
+        b"\xfe\xff": "is UTF-16 text; save it as UTF-8",
+        b"version https://git-lfs": "is a Git LFS pointer, not the file that it stands for; run `git lfs pull`",
+        b"\x28\xb5\x2f\xfd": "is compressed with Zstandard; allowed are plain text and gzip",
+        b"\xfd7zXZ": "is compressed with xz; allowed are plain text and gzip",
+        b"BZh": "is compressed with bzip2; allowed are plain text and gzip",
+        b"PK\x03\x04": "is a zip archive; unpack it, or use gzip",
+        b"PAR1": "is a Parquet file; allowed is one JSON object a line",
+        b"<!DOCTYPE": "is a page of HTML, as a failed download leaves it; allowed is one JSON object a line",
+        b"<html": "is a page of HTML, as a failed download leaves it; allowed is one JSON object a line",
+    }
+)
+"""What other files begin with, and what to do about each."""
 _REASONS_KEPT: Final = 5
 
 ALIASES: Final[Mapping[str, str]] = MappingProxyType(
@@ -104,10 +124,16 @@ def check_blocks(line: Line, block_size_tokens: int) -> None:
     expected = blocks_for(tokens, block_size_tokens)
     if len(ids) != expected:
         allowed = f"{expected} ids, one for each block of {block_size_tokens} tokens of input_length {tokens}"
-        raise LineError("hash_ids", f"a list of {len(ids)} ids", allowed)
+        raise LineError("hash_ids", f"a list of {len(ids)} ids", allowed + _other_sizes(len(ids), tokens))
     if min(ids) < 0 or max(ids) > LARGEST_ID:
         wrong = min(ids) if min(ids) < 0 else max(ids)
         raise LineError("hash_ids", f"a list with {wrong}", f"a list of whole numbers from 0 to {LARGEST_ID}")
+
+
+def _other_sizes(blocks: int, tokens: int) -> str:
+    """For which powers of two as a block size the number of ids would be right."""
+    fitting = [str(size) for size in (2**power for power in range(20)) if blocks_for(tokens, size) == blocks]
+    return f" (with a block size of {' or '.join(fitting)} it would be right)" if fitting else ""
 
 
 _ALLOWED: Final[Mapping[str, str]] = MappingProxyType(
@@ -166,7 +192,8 @@ def read_trace(path: str | Path, *, lenient: bool = False, block_size_tokens: in
 
     A line with a `delay` in place of a `timestamp` arrives that long after the line before it in its
     session; how long the answer took in between is not in the file, so replay is open-loop. A trace with
-    delays is put in order of arrival.
+    delays is put in order of arrival. Arrivals count from the first request that is kept, whatever the origin of
+    the file's times.
 
     Args:
         path: the file; gzip is recognised by content.
@@ -198,6 +225,8 @@ class _Reading:
         self.block_size_tokens = block_size_tokens
         self.lines: list[Line] = []
         self.arrival_ms: list[float] = []
+        self.prefixes = PrefixIds()
+        self.block_ids: list[list[int]] = []
         self.latest_ms = 0.0
         self.has_delays = False
         self.session_ms: dict[str | None, float] = {}
@@ -213,6 +242,8 @@ class _Reading:
         self.block_size_tokens = block_size
         self.arrival_ms.append(arrival_ms)
         self.lines.append(line)
+        last_tokens = line.input_length - (len(line.hash_ids) - 1) * block_size
+        self.block_ids.append(self.prefixes.of(line.hash_ids, last_tokens, block_size))
         if line.session_id is not None:
             self.session_ms[line.session_id] = arrival_ms
 
@@ -234,23 +265,25 @@ class _Reading:
                 else "it is empty"
             )
             raise TraceError(f"{self.path} holds no request ({why}); allowed is at least one line")
-        arrival_ms, lines = self.arrival_ms, self.lines
+        arrival_ms, lines, block_ids = self.arrival_ms, self.lines, self.block_ids
         if self.has_delays:
             order = sorted(range(len(lines)), key=arrival_ms.__getitem__)
             arrival_ms, lines = [arrival_ms[i] for i in order], [lines[i] for i in order]
+            block_ids = [block_ids[i] for i in order]
         return Trace(
             name=self.path.name.split(".")[0].removesuffix("_trace"),
             origin="file",
             block_size_tokens=self.block_size_tokens or DEFAULT_BLOCK_SIZE_TOKENS,
-            arrival_s=array("d", (at_ms / 1000 for at_ms in arrival_ms)),
+            arrival_s=array("d", ((at_ms - arrival_ms[0]) / 1000 for at_ms in arrival_ms)),
             input_tokens=array("q", (line.input_length for line in lines)),
             output_tokens=array("q", (line.output_length for line in lines)),
-            block_ids=array("Q", chain.from_iterable(line.hash_ids for line in lines)),
-            block_starts=array("q", accumulate((len(line.hash_ids) for line in lines), initial=0)),
+            block_ids=array("Q", chain.from_iterable(block_ids)),
+            block_starts=array("q", accumulate(map(len, block_ids), initial=0)),
             sessions=tuple(line.session_id for line in lines) if self.session_ms else None,
             max_tokens=_limits(lines),
             skipped=self.skipped,
             skipped_reasons=tuple(self.reasons),
+            renamed_blocks=self.prefixes.renamed,
             source=f"file {self.path.name}" + (f", bad lines skipped: {self.skipped}" if self.skipped else ""),
         )
 
@@ -276,6 +309,9 @@ class _Reading:
         if line.timestamp < self.latest_ms:
             allowed = f"at least {self.latest_ms:.15g}, the time of an earlier line"
             raise LineError("timestamp", f"{line.timestamp:.15g}", allowed)
+        if line.timestamp < (before_ms := self.session_ms.get(line.session_id, 0.0)):
+            allowed = f"at least {before_ms:.15g}, the time of the line before it in session {line.session_id!r}"
+            raise LineError("timestamp", f"{line.timestamp:.15g}", allowed)
         self.latest_ms = line.timestamp
         return line.timestamp
 
@@ -288,6 +324,13 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
             raise TraceError(f"{path} is a damaged gzip file: {error}; allowed is a complete one") from error
+    for beginning, sentence in _FOREIGN.items():
+        if data.startswith(beginning):
+            raise TraceError(f"{path} {sentence}")
+    if data.lstrip().startswith(b"[") and data.rstrip().endswith(b"]"):
+        raise TraceError(
+            f"{path} holds a JSON array; allowed is one JSON object a line, without brackets and commas"
+        )
     for number, raw in enumerate(data.split(b"\n"), start=1):
         if raw and not raw.isspace():
             yield number, raw

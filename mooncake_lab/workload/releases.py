@@ -225,15 +225,22 @@ def load(name: str, *, seed: int = 0) -> Trace:
     return read_trace(path).replaced(name=name, origin="released", source=f"released {release.label} trace")
 
 
-def load_or_read(name: str, *, seed: int = 0) -> Trace:
+def load_or_read(name: str, *, seed: int = 0, block_size_tokens: int | None = None) -> Trace:
     """`load` for the name of a workload; for the path of any other trace, that file.
+
+    Args:
+        name: a workload or a path.
+        seed: of a twin.
+        block_size_tokens: tokens per block of a file that does not say so.
 
     Raises:
         ValueError: when it is neither, or the file is not a trace.
         OSError: when the file cannot be read.
     """
     check_workload(name)
-    return load(name, seed=seed) if name in RELEASES else read_trace(Path(name))
+    if name in RELEASES:
+        return load(name, seed=seed)
+    return read_trace(Path(name), block_size_tokens=block_size_tokens)
 
 
 def check_workload(name: str) -> None:

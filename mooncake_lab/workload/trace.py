@@ -88,6 +88,8 @@ class Trace:
     """Lines a lenient reading left out."""
     skipped_reasons: tuple[str, ...] = ()
     """Why, for the first few of them."""
+    renamed_blocks: int = 0
+    """Blocks whose id stood for another block earlier in the file; each is counted as a block of its own."""
     source: str
     """One line for the footer of a figure: which trace this is and how it came about."""
 

@@ -28,7 +28,18 @@ def test_every_option_of_a_cluster_reaches_its_spec():
     kinds = (ClusterSpec, PrefillPool, CoupledPool, LiveOptions)
     known = {each.name for kind in kinds for each in fields(kind)} | {"prefill_nodes", "decode_nodes"}
     own = {"context", "served_model_name", "ttft_slo", "tbt_slo", "host", "port", "api_key", "no_api_key"}
-    own |= {"decode_s", "shutdown_timeout", "log", "json_", "trace", "num_prompts", "speed", "divide", "lenient"}
+    own |= {
+        "decode_s",
+        "shutdown_timeout",
+        "log",
+        "json_",
+        "trace",
+        "num_prompts",
+        "speed",
+        "divide",
+        "lenient",
+        "block_size",
+    }
     for command in (serve, replay):
         names = {_FIELDS.get(name, name) for name in inspect.signature(command).parameters}
         assert names - known <= own
@@ -159,6 +170,19 @@ def test_replay_refuses(file):
     assert "block size of 512" in words(done)
     assert "leave out --batching" in words(invoke("replay", file, "--batching", "vllm"))
     assert invoke("replay", file, "--max-model-len", 3).exit_code == 2
+
+
+def test_replay_reads_a_trace_in_other_blocks(tmp_path, monkeypatch):
+    """`--block-size` is the trace's, divided like its lengths before the cluster starts."""
+    path, seen = tmp_path / "b64.jsonl", []
+    path.write_text('{"timestamp": 5000, "input_length": 130, "output_length": 64, "hash_ids": [1, 2, 3]}\n')
+    monkeypatch.setattr(
+        "mooncake_lab.cli.live._replayed", lambda trace, spec, *_: seen.append((trace, spec)) or {}
+    )
+    assert invoke("replay", path).exit_code == 1
+    assert invoke("replay", path, "--block-size", 64).exit_code == 0
+    ((trace, spec),) = seen
+    assert (trace.block_size_tokens, spec.block_size_tokens, trace.arrival_s.tolist()) == (2, 2, [0.0])
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ def file(tmp_path_factory):
     for i in range(120):
         family, turn = i % 8, i // 8
         blocks = [0] + [1 + family * 100 + k for k in range(10 + 4 * turn)]
-        tokens = 512 * len(blocks) - 100
+        tokens = 512 * len(blocks)
         rows.append(
             {"timestamp": 150 * i, "input_length": tokens, "output_length": 5 + 7 * i % 90, "hash_ids": blocks}
         )
@@ -93,7 +93,7 @@ def test_log_holds_the_run(file, cluster, tmp_path):
         (CLASSES, ("--urgent-share", 0.2)),
         (CLASSES, ("--seed", 1)),
         ((*COUPLED, "--speed", 3, "--tbt-slo", 0.028), ("--admission", "slo")),
-        ((*OVERLOADED, "--admission", "predictive"), ("--decode-s", 0.01)),
+        ((*OVERLOADED, "--admission", "predictive"), ("--decode-s", 10)),
         (DISAGGREGATED, ("--speed", 3)),
         (DISAGGREGATED, ("--node", "h800-node")),
         (DISAGGREGATED, ("--model", "llama3-8b")),
@@ -212,6 +212,57 @@ def test_no_file_is_written_over_another(tmp_path, monkeypatch, others):
     assert (result.exit_code, result.stdout) == (2, "")
     assert "name another file" in " ".join(result.stderr.replace("│", " ").split())
     assert (tmp_path / "a").read_text() == "{}\n"
+
+
+ORIGINS_MS = (0, 3_600_000, 1_787_000_000_000)
+
+
+@pytest.mark.parametrize("cluster", [WIDE, COUPLED], ids=["disaggregated", "coupled"])
+def test_times_count_from_the_first_request(tmp_path, cluster):
+    """A trace from 0, one that begins late and one with epoch times give one log, one timeline and one summary."""
+    struck = ("--fail", "prefill-0@2", "--fail", "decode-1@3") if cluster is WIDE else ("--fail", "coupled-0@2")
+    found = []
+    for origin_ms in ORIGINS_MS:
+        trace, log, timeline = (tmp_path / name for name in ("trace.jsonl", "log.jsonl", "timeline.json"))
+        lines = [
+            {
+                "timestamp": origin_ms + 450 * i,
+                "input_length": 5120,
+                "output_length": 60,
+                "hash_ids": list(range(10)),
+            }
+            for i in range(30)
+        ]
+        trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        summary = numbers(trace, *cluster, *struck, "--speed", 1.5, "--log", log, "--perfetto", timeline)
+        found.append((summary, log.read_bytes(), timeline.read_bytes()))
+    assert found[1:] == found[:1] * 2
+    assert 9 < found[0][0]["simulated_s"] < 20
+
+
+def test_a_trace_in_other_blocks(tmp_path):
+    """`--block-size` reads a file that does not say its own; one that does is not read in another."""
+    trace = tmp_path / "b16.jsonl"
+    line = {"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": list(range(63))}
+    trace.write_text(json.dumps(line) + "\n")
+    refused = simulate(trace, *DISAGGREGATED)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "with a block size of 16 it would be right" in refused.stderr
+    assert numbers(trace, *DISAGGREGATED, "--block-size", 16)["finished"] == 1
+    assert settings(trace, *DISAGGREGATED, "--block-size", 16)["block_size_tokens"] == 16
+    trace.write_text(json.dumps({**line, "trace_block_size": 16}) + "\n")
+    assert numbers(trace, *DISAGGREGATED)["finished"] == 1
+    refused = simulate(trace, *DISAGGREGATED, "--block-size", 512)
+    assert (refused.exit_code, "allowed is 512" in refused.stderr) == (1, True)
+
+
+def test_answers_of_one_token_have_no_tbt(tmp_path):
+    """The summary says null in JSON and none in lines, and the requests are effective by their TTFT."""
+    trace = tmp_path / "one.jsonl"
+    trace.write_text(json.dumps({"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}) + "\n")
+    found = numbers(trace, *DISAGGREGATED)
+    assert (found["tbt_mean_s"], found["tbt_p90_s"], found["effective_request_capacity"]) == (None, None, 1.0)
+    assert "tbt_p90_s                    none\n" in simulate(trace, *DISAGGREGATED).stdout
 
 
 def test_a_timeline_is_written_too(file, tmp_path):

@@ -113,8 +113,8 @@ def test_no_share_of_gaps_is_refused():
 
 @pytest.mark.parametrize("definition", [tbt_longest_gaps_s, tbt_mean_gap_s])
 def test_a_single_token_has_no_time_between_tokens(definition):
-    """One token, or none, gives a TBT of zero by both definitions."""
-    assert definition(np.array([3.0])) == definition(np.array([])) == 0
+    """One token, or none, gives no TBT by either definition."""
+    assert definition(np.array([3.0])) is definition(np.array([])) is None
 
 
 @given(GAPS)
@@ -168,6 +168,15 @@ def test_a_request_must_finish_within_both_limits():
     assert effective_request_capacity(table([(1.0, 0.05, "running")]), SLO()) == 0
     with pytest.raises(ValueError, match="0 requests"):
         effective_request_capacity(table([]), SLO())
+
+
+def test_an_answer_of_one_token_is_effective_by_its_ttft():
+    """It has no gap that could be too long; without a first token a request is never effective."""
+    one_token = table(
+        [(1.0, math.nan, "finished"), (40.0, math.nan, "finished"), (math.nan, math.nan, "finished")]
+    )
+    for tbt in ("fast", "arxiv"):
+        assert list(effective(one_token, SLO(ttft_s=30.0, tbt_s=0.1), tbt=tbt)) == [True, False, False]
 
 
 @given(

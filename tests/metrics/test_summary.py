@@ -1,5 +1,6 @@
 """A run in one row, by hand; and that of a log that is not kept."""
 
+import json
 from collections import defaultdict
 
 import pytest
@@ -66,7 +67,31 @@ def test_nobody_served_is_said():
     """Where no request received a token there is no latency, and no error."""
     found = run_summary(LOG[2:4], SLO())
     assert (found["ttft_mean_s"], found["tbt_p90_s"], found["effective_request_capacity"]) == (None, None, 0.0)
-    assert reused_share(LOG[2:4]) == found["token_hit_rate"] == 0.0
+    assert reused_share(LOG[2:4]) is found["token_hit_rate"] is None
+    json.dumps(found, allow_nan=False)
+
+
+def one_token_answers(count, first_id=10):
+    """The records of requests that are served at once with one token."""
+    for request_id in range(first_id, first_id + count):
+        yield Arrived(at_s=7.0, request_id=request_id, input_tokens=10)
+        yield prefilled(request_id, 7.0, 7.0, 10, 0)
+        yield FirstToken(at_s=7.0, request_id=request_id)
+        yield Finished(at_s=7.0, request_id=request_id, output_tokens=1)
+
+
+@pytest.mark.parametrize("tbt", ["fast", "arxiv"])
+def test_answers_of_one_token_have_no_part_in_tbt(tbt):
+    """A hundred of them leave mean and percentile of TBT as they are; alone they have none, and are effective."""
+    slo = SLO(ttft_s=30.0, tbt_s=1e-6)
+    some, more = (run_summary([*LOG, *one_token_answers(count)], slo, tbt=tbt) for count in (0, 100))
+    assert some["tbt_mean_s"] == some["tbt_p90_s"] == more["tbt_mean_s"] == more["tbt_p90_s"] > 0
+    assert (some["output_tokens"], more["output_tokens"]) == (4, 104)
+    alone = run_summary(one_token_answers(5), slo, tbt=tbt)
+    assert (alone["tbt_mean_s"], alone["tbt_p90_s"], alone["effective_request_capacity"]) == (None, None, 1.0)
+    running = [record for record in one_token_answers(5) if not isinstance(record, Finished)]
+    assert run_summary(running, slo, tbt=tbt)["tbt_mean_s"] is None
+    assert request_table(list(one_token_answers(5)))[f"tbt_{tbt}_s"].isna().all()
 
 
 STRICT = SLO(ttft_s=0.5, tbt_s=0.03)
@@ -92,8 +117,8 @@ def numbers(log, tbt, prefill_group):
         "rejected": counts.get("rejected", 0),
         "ttft_mean_s": ttft.mean() if len(ttft) else None,
         **{f"ttft_p{p}_s": ttft.quantile(p / 100) if len(ttft) else None for p in (50, 90, 99)},
-        "tbt_mean_s": between.mean() if len(ttft) else None,
-        "tbt_p90_s": between.quantile(0.9) if len(ttft) else None,
+        "tbt_mean_s": between.mean() if len(between) else None,
+        "tbt_p90_s": between.quantile(0.9) if len(between) else None,
         "effective_request_capacity": effective_request_capacity(table, STRICT, tbt=tbt),
         "token_hit_rate": reused_share(log),
         "prefill_gpu_s_per_request": prefill_group * busy_s / len(table),

@@ -151,6 +151,35 @@ def test_the_form_begins_with_the_first_stored_run():
         assert re.findall(r'value="([^"]+)"', options)[0] == first[name]
 
 
+def test_a_trace_in_other_blocks(simulator, tmp_path):
+    """The block size of a file that does not say it is given when it is read, as to the command."""
+    path = tmp_path / "b16.jsonl"
+    line = {"input_length": 1000, "output_length": 5, "hash_ids": list(range(63))}
+    path.write_text("".join(json.dumps({"timestamp": 1000 * i, **line}) + "\n" for i in range(3)))
+    with pytest.raises(ValueError, match=r"block size of 16 it would be right"):
+        simulator.read("b16", str(path))
+    assert simulator.read("b16", str(path), block_size_tokens=16) == 3
+    told = json.dumps({"node": "a800-node", "requests": 3})
+    found = msgspec.json.decode(simulator.run("b16", told), type=Result).numbers
+    command = ["simulate", str(path), "--block-size", "16", "--prefill", "4", "--decode", "4", "--json"]
+    printed = json.loads(CliRunner().invoke(app, command).stdout)
+    assert found == {name: printed[name] for name in found}
+    assert found["token_hit_rate"] > 0.6
+    told = msgspec.json.decode(simulator.run("b16", told), type=Result).command
+    assert shlex.split(told)[-2:] == ["--block-size", "16"]
+
+
+def test_what_no_request_decides_is_null(simulator, tmp_path):
+    """Answers of one token leave the page without a TBT, which it shows as a dash."""
+    path = tmp_path / "one.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [0, 1]}\n')
+    simulator.read("one", str(path))
+    result = json.loads(simulator.run("one", json.dumps({"node": "a800-node", "requests": 1})))
+    assert (result["numbers"]["tbt_mean_s"], result["numbers"]["tbt_p90_s"]) == (None, None)
+    script = (ROOT / "book" / "_static" / "playground.js").read_text(encoding="utf-8")
+    assert re.search(r'percent = \(share\) => \(share === null \? "–"', script)
+
+
 def test_the_best_split_depends_on_the_limit(simulator, tmp_path):
     """What the page asks its readers to find: a tighter limit of TBT needs a second decode node."""
     write_trace(tmp_path / "hour.jsonl", make_twin("conversation", seed=0, requests=TWIN_REQUESTS))

@@ -34,9 +34,9 @@ def trace_file(tmp_path):
 class TestAccepted:
     def test_columns(self, trace_file):
         """A good file becomes columns: seconds, tokens, flat block ids and where each request's begin."""
-        trace = read_trace(trace_file(GOOD, with_fields(timestamp=1500.5, input_length=513, output_length=1)))
+        trace = read_trace(trace_file(GOOD, with_fields(timestamp=1500.5, output_length=1)))
         assert trace.arrival_s.tolist() == [0.0, 1.5005]
-        assert trace.input_tokens.tolist() == [600, 513]
+        assert trace.input_tokens.tolist() == [600, 600]
         assert trace.output_tokens.tolist() == [3, 1]
         assert trace.block_ids.tolist() == [0, 1, 0, 1]
         assert trace.block_starts.tolist() == [0, 2, 4]
@@ -58,7 +58,7 @@ class TestAccepted:
         third = with_fields(timestamp=1200, session_id="b", output_length=5)
         fourth = without("timestamp", session_id="a", output_length=6, **{name: 0.5})
         trace = read_trace(trace_file(first, second, third, fourth))
-        assert trace.arrival_s.tolist() == [1.0, 1.2, 1.5, 1.5005]
+        assert trace.arrival_s.tolist() == [0.0, 0.2, 0.5, 0.5005]
         assert trace.output_tokens.tolist() == [3, 5, 4, 6]
         assert trace.sessions == ("a", "b", "a", "a")
 
@@ -75,6 +75,13 @@ class TestAccepted:
         """`trace_block_size` decides how many ids a prompt needs; where the file is silent, the argument does."""
         assert read_trace(trace_file(with_fields(trace_block_size=300))).block_size_tokens == 300
         assert read_trace(trace_file(GOOD), block_size_tokens=400).block_size_tokens == 400
+
+    @pytest.mark.parametrize("origin_ms", [0, 3_600_000, 1_787_000_000_000, 0.25])
+    def test_times_count_from_the_first_request(self, trace_file, origin_ms):
+        """A trace from 0, one that begins late, and one with epoch times have the same arrivals, bit for bit."""
+        lines = [with_fields(timestamp=origin_ms + gap) for gap in (0, 0, 1, 1300, 100_000)]
+        assert read_trace(trace_file(*lines)).arrival_s.tolist() == [0.0, 0.0, 0.001, 1.3, 100.0]
+        assert read_trace(trace_file("bad", *lines), lenient=True).arrival_s[-1] == 100.0
 
     def test_ids_beyond_32_bits_stay_apart(self, trace_file):
         """Ids that agree in their low 32 bits, or differ only beyond 63, are different block keys of a request."""
@@ -157,7 +164,113 @@ REFUSED = {
 }
 
 
+def prompt(*ids, tokens=None):
+    """A line with these ids, of whole blocks unless a number of tokens is given."""
+    return with_fields(hash_ids=list(ids), input_length=512 * len(ids) if tokens is None else tokens)
+
+
+def shared(path):
+    """How many blocks each prompt has in common with the first."""
+    first, *others = [traced.request.block_keys for traced in read_trace(path).requests()]
+    return [len({*first} & {*keys}) for keys in others]
+
+
+CONTRADICTIONS = {
+    "another position": ((1, 2, 3), (2, 3), 2),
+    "another prefix": ((1, 2, 3), (7, 2, 3), 2),
+    "another prefix in the middle": ((1, 2, 3, 4), (1, 9, 3, 4), 2),
+    "twice in a prompt": ((1, 2), (1, 5, 5), 1),
+    "only twice in a prompt": ((1, 2), (6, 6, 6), 2),
+    "the order turned round": ((1, 2, 3), (3, 2, 1), 3),
+}
+
+
+class TestContradictions:
+    @pytest.mark.parametrize("case", CONTRADICTIONS)
+    def test_an_id_of_two_blocks_is_two_blocks(self, trace_file, case):
+        """The block that an id stands for later is not the one it stood for first; equal prompts agree."""
+        first, second, renamed = CONTRADICTIONS[case]
+        trace = read_trace(trace_file(prompt(*first), prompt(*second), prompt(*second), prompt(*first)))
+        one, two, again, last = (traced.request.block_keys for traced in trace.requests())
+        assert (one, two) == (last, again) == (first, two)
+        assert trace.renamed_blocks == 2 * renamed
+        chains = [keys[:n] for keys in (one, two) for n in range(1, len(keys) + 1)]
+        assert len({chain[-1] for chain in chains}) == len(set(chains))  # an id for each prefix
+
+    def test_consistent_prompts_keep_their_ids(self, trace_file):
+        """Prefixes that branch, in any order, are no contradiction."""
+        path = trace_file(prompt(1, 2, 3), prompt(1, 2), prompt(1, 4, 5), prompt(6), prompt(1, 4, 7, tokens=1030))
+        trace = read_trace(path)
+        assert trace.block_ids.tolist() == [1, 2, 3, 1, 2, 1, 4, 5, 6, 1, 4, 7]
+        assert trace.renamed_blocks == 0
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            (prompt(1, 2, tokens=600), prompt(1, 2, tokens=700)),
+            (prompt(1, 2, tokens=600), prompt(1, 2)),
+            (prompt(1, 2), prompt(1, 2, tokens=600)),
+            (prompt(1, 2, tokens=600), prompt(1, 2, 3)),
+            (prompt(1, 2, 3), prompt(1, 2, tokens=600)),
+        ],
+    )
+    def test_a_partial_block_is_no_fuller_block(self, trace_file, first, second):
+        """A last block with fewer tokens is another block than one with more, though both have one id."""
+        path = trace_file(first, second, first)
+        assert shared(path) == [1, len(first["hash_ids"])]
+        assert read_trace(path).renamed_blocks >= 1
+
+    def test_a_prompt_renamed_before_stays_reusable(self, trace_file):
+        """Where ids hash the tokens of a block alone, a block is found again after the same prefix."""
+        path = trace_file(prompt(7, 2, 3), prompt(1, 2, 3), prompt(1, 2, 3, 4), prompt(7, 2, 5))
+        keys = [traced.request.block_keys for traced in read_trace(path).requests()]
+        assert keys[2][:3] == keys[1]
+        assert keys[3][:2] == keys[0][:2]
+        assert not set(keys[0]) & set(keys[1])
+
+    def test_a_session_does_not_go_back(self, trace_file):
+        """A turn may not arrive before the turn before it, which a delay may have put after later lines."""
+        first, second = with_fields(timestamp=0, session_id="a"), without("timestamp", session_id="a", delay=5000)
+        with pytest.raises(TraceError, match=r":3: field 'timestamp' is 4000; allowed is at least 5000"):
+            read_trace(trace_file(first, second, with_fields(timestamp=4000, session_id="a")))
+        assert len(read_trace(trace_file(first, second, with_fields(timestamp=4000, session_id="b")))) == 3
+
+
+FOREIGN = {
+    "BOM": (b"\xef\xbb\xbf" + json.dumps(GOOD).encode(), "byte order mark (BOM)"),
+    "UTF-16": (json.dumps(GOOD).encode("utf-16"), "is UTF-16 text"),
+    "big-endian UTF-16": (b"\xfe\xff" + json.dumps(GOOD).encode("utf-16-be"), "is UTF-16 text"),
+    "LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "Git LFS pointer"),
+    "array": (json.dumps([GOOD, GOOD], indent=1).encode(), "holds a JSON array"),
+    "array in a line": (json.dumps([GOOD]).encode() + b"\n", "holds a JSON array"),
+    "Zstandard": (b"\x28\xb5\x2f\xfd\x00", "compressed with Zstandard"),
+    "Parquet": (b"PAR1\x15", "is a Parquet file"),
+    "zip": (b"PK\x03\x04\x14", "is a zip archive"),
+    "page": (b"<!DOCTYPE html>", "is a page of HTML"),
+}
+
+
 class TestRefused:
+    @pytest.mark.parametrize("packed", [False, True])
+    @pytest.mark.parametrize("case", FOREIGN)
+    def test_a_file_of_another_kind_is_named(self, tmp_path, case, packed):
+        """A file that is no list of JSON lines is refused as what it is, gzipped or not, lenient or not."""
+        content, words = FOREIGN[case]
+        path = tmp_path / "t.jsonl"
+        path.write_bytes(gzip.compress(content) if packed else content)
+        for lenient in (False, True):
+            with pytest.raises(TraceError) as refusal:
+                read_trace(path, lenient=lenient)
+            assert str(refusal.value).startswith(f"{path} ")
+            assert words in str(refusal.value)
+
+    def test_the_block_size_that_fits_is_named(self, trace_file):
+        """Where the number of ids is that of another block size, the refusal says of which."""
+        path = trace_file(with_fields(input_length=1000, hash_ids=list(range(63))))
+        with pytest.raises(TraceError, match=r"63 ids; allowed is 2 ids, .*\(with a block size of 16 it would be"):
+            read_trace(path)
+        assert len(read_trace(path, block_size_tokens=16)) == 1
+
     @pytest.mark.parametrize("case", REFUSED)
     def test_names_file_line_field_and_what_is_allowed(self, trace_file, case):
         """A bad second line is refused with file, line, field, value and what is allowed there."""

@@ -89,7 +89,7 @@ class TestDraw:
 
     def test_it_reads_back(self, tmp_path):
         """A twin written to a file passes every check of the reader, and comes back the same."""
-        trace = make_twin("synthetic", requests=200)
+        trace = make_twin("conversation", requests=200)
         write_trace(tmp_path / "twin.jsonl", trace)
         assert columns(read_trace(tmp_path / "twin.jsonl")) == columns(trace)
 

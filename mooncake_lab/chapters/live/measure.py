@@ -143,7 +143,7 @@ def _latencies(log: Sequence[Record]) -> dict[str, float]:
     """Medians over requests (ms)."""
     table, gaps_s = per_request(log), request_table(log)["tbt_fast_s"]
     columns = {"ttft_ms": table["ttft_s"], "handover_ms": table["handover_s"], "longest_gap_ms": gaps_s}
-    return {name: 1e3 * float(np.median(values)) for name, values in columns.items()}
+    return {name: 1e3 * float(np.nanmedian(values)) for name, values in columns.items()}
 
 
 _KEPT: Final = "cpu_live.json"

@@ -52,8 +52,9 @@ def per_request(log: Sequence[Record]) -> pd.DataFrame:
     end_s = pd.Series({key: max(r.at_s for r in found) for key, found in prefilled.items()})[table.index]
     stages = {"wait_s": start_s - arrived_s, "prefill_s": end_s - start_s, "handover_s": first_s - end_s}
     reused = [max(r.reused_tokens for r in prefilled[key]) for key in table.index]
-    tbt_s = table["tbt_arxiv_s"].where(table["output_tokens"] > 1)
-    return pd.DataFrame({**stages, "reused_tokens": reused, "ttft_s": table["ttft_s"], "tbt_s": tbt_s})
+    return pd.DataFrame(
+        {**stages, "reused_tokens": reused, "ttft_s": table["ttft_s"], "tbt_s": table["tbt_arxiv_s"]}
+    )
 
 
 @tabulated

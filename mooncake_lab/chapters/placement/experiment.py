@@ -65,6 +65,8 @@ class PlacementReplay:
     first: int | None = None
     seed: int = 0
     """Seed of random placement, spread arrivals, estimate errors, and the twin where there is no released file."""
+    block_size_tokens: int = 0
+    """Tokens per block of a trace file that does not say so; with 0 there are 512."""
 
     def __post_init__(self) -> None:
         check_workload(self.workload)
@@ -73,7 +75,7 @@ class PlacementReplay:
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row: TTFT as a box plot draws it, hit rate, prefill GPU time, what was fetched."""
         shown = (self.workload, self.first, self.seed, self.speed, self.spread_s, self.one_token)
-        trace, requests = traffic(*shown)
+        trace, requests = traffic(*shown, self.block_size_tokens)
         log = _cluster(self, trace.block_size_tokens).run(requests)
         latencies = np.fromiter(ttft_s(log).values(), dtype=np.float64)
         placed = [record for record in log if isinstance(record, Placed)]
@@ -181,19 +183,28 @@ def traffic(
     speed: float = 1.0,
     spread_s: float = 0.0,
     one_token: bool = False,
+    block_size_tokens: int = 0,
 ) -> tuple[Trace, tuple[TracedRequest, ...]]:
     """A trace and its requests as they arrive; those that share a tick keep their order.
 
     Made once for all clusters that serve them. A file is read again when its contents change.
     """
-    return _traffic(workload, first, seed, speed, spread_s, one_token, *named_files([workload]).values())
+    digests = named_files([workload]).values()
+    return _traffic(workload, first, seed, speed, spread_s, one_token, block_size_tokens, *digests)
 
 
 @lru_cache(maxsize=2)
 def _traffic(
-    workload: str, first: int | None, seed: int, speed: float, spread_s: float, one_token: bool, *sha256: str
+    workload: str,
+    first: int | None,
+    seed: int,
+    speed: float,
+    spread_s: float,
+    one_token: bool,
+    block_size_tokens: int,
+    *sha256: str,
 ) -> tuple[Trace, tuple[TracedRequest, ...]]:
-    whole = _read(workload, seed, *sha256)
+    whole = _read(workload, seed, block_size_tokens, *sha256)
     trace = whole if first is None else whole.head(first)
     arrival_s = trace.arrival_s / speed
     if spread_s:
@@ -203,8 +214,8 @@ def _traffic(
 
 
 @cache
-def _read(workload: str, seed: int, *_sha256: str) -> Trace:
-    return load_or_read(workload, seed=seed)
+def _read(workload: str, seed: int, block_size_tokens: int, *_sha256: str) -> Trace:
+    return load_or_read(workload, seed=seed, block_size_tokens=block_size_tokens or None)
 
 
 def _cluster(replay: PlacementReplay, block_size_tokens: int) -> Cluster:

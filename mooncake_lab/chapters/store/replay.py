@@ -1,5 +1,6 @@
 """Replay: a sequence of requests through one cache, without time; what the hit rate would have been."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -42,13 +43,13 @@ class CacheReplay:
 
     @property
     def hit_rate(self) -> float:
-        """Hits per access; 0 when nothing was accessed."""
-        return self.hits / max(self.accesses, 1)
+        """Hits per access; not a number when nothing was accessed."""
+        return self.hits / self.accesses if self.accesses else math.nan
 
     @property
     def prefix_hit_rate(self) -> float:
-        """Prefix hits per access; 0 when nothing was accessed."""
-        return self.prefix_hits / max(self.accesses, 1)
+        """Prefix hits per access; not a number when nothing was accessed."""
+        return self.prefix_hits / self.accesses if self.accesses else math.nan
 
 
 def replay(requests: Requests, policy: str | PolicyFactory, capacity_blocks: int | None) -> CacheReplay:

@@ -21,6 +21,7 @@ from mooncake_lab.chapters.placement.experiment import ClusterCapacity
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.experiments.cache import digest_of
 from mooncake_lab.paper import claims
+from mooncake_lab.workload import TraceError
 
 BASE = ClusterCapacity(ssd_bytes_per_s=6e9, dram_tokens=150_000, prefill_nodes=2, decode_nodes=2, first=300)
 
@@ -65,6 +66,16 @@ def test_a_box_holds_half_and_its_whiskers_are_data(values):
 
 
 class TestReplay:
+    def test_a_trace_in_other_blocks(self, tmp_path):
+        """The block size of a file that does not say it is a field of the replay."""
+        path = tmp_path / "b16.jsonl"
+        line = {"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": list(range(63))}
+        path.write_text(json.dumps(line) + "\n")
+        mine = dataclasses.replace(SMALL, workload=str(path))
+        with pytest.raises(TraceError, match="with a block size of 16"):
+            replayed(mine)
+        assert replayed(dataclasses.replace(mine, block_size_tokens=16))["requests"][0] == 1
+
     def test_the_same_row_every_time(self):
         """A replay is a function of its fields."""
         assert replayed(SMALL).equals(replayed(SMALL))
