@@ -89,7 +89,7 @@ test-pythons: $(ENV) ## The tests that need no torch, on each Python 3.11 to 3.1
 
 test-kernels: build/triton/ready ## Check the GPU kernels without a GPU: interpreted, and compiled for A100, H100, B200 [PYTEST_FLAGS]
 	@export PYTHONPATH=build/triton OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}; \
-	TRITON_INTERPRET=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal $(PYTEST_FLAGS) tests/engine/test_triton.py; \
+	TRITON_INTERPRET=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal $(PYTEST_FLAGS) tests/gpu/test_triton.py; \
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal $(PYTEST_FLAGS) tests/bench/test_kernel_resources.py
 
 # triton of the release that belongs to the pinned torch, and the newest numpy that its interpreter works with

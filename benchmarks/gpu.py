@@ -4,7 +4,8 @@
     python benchmarks/gpu.py --shape lab-tiny --device cpu      (a dry run, anywhere)
 
 Sections run in order of importance. One that begins after the budget is spent is written down as skipped, and one
-that fails as failed, with its error; then the exit code is 1 and everything else is still there. The file is
+that fails as failed, with its error; then the exit code is 1 and everything else is still there. An error after
+which a process cannot use the device any more ends that process, and a new one measures the rest. The file is
 written after each section and keeps what earlier runs found of other sections, so they can be run one by one:
 
     python benchmarks/gpu.py --out data/measured/engine_h200.json --section decode
@@ -34,6 +35,12 @@ from mooncake_lab.engine.loading import DTYPES
 from mooncake_lab.engine.model import make_model
 from mooncake_lab.engine.weights import random_weights
 from mooncake_lab.perf import model_shape
+
+DEVICE_LOST = 3
+"""Exit code of a process that could not measure all sections, because an error left it without the device."""
+_LOST = "the device was lost in "
+_LOSING = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS_EXECUTION_FAILED", "illegal memory", "device-side assert")
+"""In messages of errors after which every further call of a process fails."""
 
 
 def driver_version() -> str | None:
@@ -67,7 +74,11 @@ def measure(
     """Run the sections; what each found, or why it found nothing. All so far goes to `keep` after each of them."""
     begin, on_gpu = lab.clock(), lab.device.type == "cuda"
     found: dict[str, Any] = {}
+    lost_in: str | None = None
     for name in SECTIONS if names is None else names:
+        if lost_in is not None:
+            found[name] = {"skipped": f"{_LOST}{lost_in}"}
+            continue
         start = lab.clock()
         if start - begin > budget_s:
             found[name] = {"skipped": f"the budget of {budget_s:.0f} s was spent"}
@@ -81,7 +92,10 @@ def measure(
                 sys.stderr.write(f"  {found[name]['goal']}\n")
         except Exception as error:  # noqa: BLE001  # written down; what the others found must not be lost
             found[name] = {"failed": f"{type(error).__name__}: {error}"}
+            lost_in = name if any(word in str(error) for word in _LOSING) else None
         keep(found)
+        if lost_in is not None:
+            continue
         gc.collect()  # engines know their schedulers and are known by them: only this gives their KVCache back
         if on_gpu:
             torch.cuda.empty_cache()
@@ -117,6 +131,7 @@ def main() -> int:
     parser.add_argument("--budget-s", type=float, default=440.0)
     parser.add_argument("--commit", help="of the source, where this is no checkout that knows it")
     parser.add_argument("--out", type=Path, help="default: standard output")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     dtype = asked.dtype or ("bfloat16" if asked.device == "cuda" else "float32")
     machine, driver = asdict(describe_machine(asked.device)), driver_version()
@@ -146,6 +161,10 @@ def main() -> int:
         names=[name for name in SECTIONS if name in (asked.section or SECTIONS)],
         keep=write if asked.out else lambda _: None,
     )
+    rest = [name for name, section in sections.items() if section.get("skipped", "").startswith(_LOST)]
+    if rest and asked.child:
+        sys.stdout.write(json.dumps(rest))
+        return DEVICE_LOST
     if not asked.out:
         sys.stdout.write(json.dumps(about | {"sections": sections}, indent=1) + "\n")
     failed = [name for name, section in sections.items() if "failed" in section]
@@ -153,5 +172,27 @@ def main() -> int:
     return 1 if failed else 0
 
 
+def measure_in_processes(arguments: list[str]) -> int:
+    """Measure in a process, and what is left when the device is lost to it in another one; the exit code.
+
+    Only the end of a process gives the memory of a lost device back.
+    """
+    program, lost = [sys.executable, __file__, "--child"], False
+    while True:
+        done = subprocess.run([*program, *arguments], stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603  # this program
+        if done.returncode != DEVICE_LOST:
+            sys.stdout.write(done.stdout)
+            return 1 if lost else done.returncode
+        lost, rest = True, json.loads(done.stdout)
+        sys.stderr.write(f"the device was lost; a new process measures {', '.join(rest)}\n")
+        arguments = [*_without_sections(arguments), *(word for name in rest for word in ("--section", name))]
+
+
+def _without_sections(arguments: list[str]) -> list[str]:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--section", action="append")
+    return parser.parse_known_args(arguments)[1]
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main() if "--child" in sys.argv or "--out" not in sys.argv else measure_in_processes(sys.argv[1:]))

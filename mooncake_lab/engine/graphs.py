@@ -4,6 +4,7 @@ A graph fixes its tensors, so a batch is copied into the tensors of the next lar
 request have an empty context and a negative slot: they read nothing, store nothing, and their logits are dropped.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,12 @@ class DecodeGraphs:
         _fill(recorded.batch, batch)
         return recorded.replay()[batch.logit_rows]
 
+    def prepare(self, most: int) -> None:
+        """Record every size that batches of up to `most` requests need, so that no step waits for it."""
+        for size in reversed(self._sizes[: bisect_left(self._sizes, most) + 1]):
+            if size not in self._recorded:
+                self._recorded[size] = self._record(size)
+
     def _record(self, size: int) -> _Recorded:
         device = self._model.embedding.device
         rows = torch.arange(size, device=device)
@@ -93,7 +100,8 @@ def capture_cuda(forward: Forward) -> Forward:
             forward()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # thread_local: meanwhile other threads may pin memory and copy KVCache; by default that breaks the recording
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         logits = forward()
 
     def replay() -> torch.Tensor:

@@ -30,6 +30,8 @@ class KVLayout:
     head_width: int
     dtype: torch.dtype
     block_tokens: int = 1
+    is_pinned: bool = False
+    """Whether buffers are pinned, because a device copies from them."""
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1:
@@ -46,6 +48,7 @@ class KVLayout:
             head_width=config.head_width,
             dtype=model.embedding.dtype,
             block_tokens=block_tokens,
+            is_pinned=model.embedding.device.type == "cuda",
         )
 
     @property
@@ -71,7 +74,7 @@ class KVLayout:
     def empty(self, tokens: int) -> tuple[torch.Tensor, ...]:
         """Buffers for some tokens: one tensor (2, tokens, kv_heads, head_width) per layer, on the host."""
         shape = 2, tokens, self.kv_heads, self.head_width
-        return tuple(torch.empty(shape, dtype=self.dtype) for _ in range(self.layers))
+        return tuple(torch.empty(shape, dtype=self.dtype, pin_memory=self.is_pinned) for _ in range(self.layers))
 
     def span(self, layers: Sequence[torch.Tensor]) -> KVSpan:
         """Tensors of the first tokens of a prompt, as an engine takes them."""

@@ -125,6 +125,11 @@ class Engine:
         self._cancelled: set[int] = set()
         self._ended: list[Output] = []  # not yet returned by a step
 
+    def record_steps(self) -> None:
+        """Record the decode steps of all batch sizes, on devices that have graphs, so that none waits for it."""
+        if self.runner.graphs is not None:
+            self.runner.graphs.prepare(self.limits.max_requests)
+
     @property
     def busy(self) -> bool:
         """Whether requests wait or run, or ended and were not returned yet."""
@@ -254,7 +259,7 @@ class Engine:
             if request.swapped_kv:
                 self.runner.restore(request)
             if request.kv_loader is not None:
-                request.kv_loader.begin(self.runner.cache, request.blocks.tolist())
+                request.kv_loader.begin(self.runner.cache, request.blocks)
         return self.runner.run(work) if work else []
 
     def _shorten(self, work: Work) -> None:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 
 from mooncake_lab.core import blocks_for
+from mooncake_lab.engine.kvcache import LayerCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +38,31 @@ class Span:
 class SpanContext:
     """Where the contexts of all spans lie, one after the other, as flash attention wants packed requests."""
 
-    slots: torch.Tensor
-    """int64 (context tokens,): `block * block_size + offset` of every token the spans attend to."""
+    blocks: torch.Tensor
+    """int64 (context tokens,): the block of every token that the spans attend to."""
+    offsets: torch.Tensor
+    """int64 (context tokens,): its place in that block."""
     query_starts: torch.Tensor
     """int32 (spans + 1,): rows at which spans begin, counted from the first of them."""
     context_starts: torch.Tensor
     """int32 (spans + 1,): the same for their contexts."""
     longest_query: int
     longest_context: int
+    own: "OwnKV | None"
+    """None where a span has tokens before it."""
+
+
+@dataclass(slots=True)
+class OwnKV:
+    """New keys and values of a batch whose spans attend to nothing else: they need not be gathered from blocks.
+
+    A backend that uses this fills it when it stores a layer, and takes from it when that layer attends. Mutable.
+    """
+
+    layer: LayerCache | None = None
+    """What it was filled for."""
+    both: torch.Tensor | None = None
+    """Shape (tokens, 2 * kv_heads, head_width): keys, then values, of all tokens of the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +136,16 @@ def _context(
     starts = np.concatenate(([0], np.cumsum(lengths)))
     rows = np.repeat(np.arange(len(tables)), lengths)
     positions = np.arange(starts[-1]) - starts[rows]
-    slots = tables[rows, positions // block_size_tokens].astype(np.int64) * block_size_tokens
+    places, offsets = np.divmod(positions, block_size_tokens)
     query_starts = np.concatenate(([0], np.cumsum(counts)))
     return SpanContext(
-        slots=_on(slots + positions % block_size_tokens, device),
+        blocks=_on(tables[rows, places].astype(np.int64), device),
+        offsets=_on(offsets, device),
         query_starts=_on(query_starts.astype(np.int32), device),
         context_starts=_on(starts.astype(np.int32), device),
         longest_query=int(counts.max()),
         longest_context=int(lengths.max()),
+        own=None if cached.any() else OwnKV(),
     )
 
 

@@ -55,16 +55,16 @@ class ModelRunner:
 
     def export(self, request: RunningRequest, start: int, stop: int) -> KVSpan:
         """A copy of a running request's positions `start` up to `stop`."""
-        blocks = request.blocks.tolist()
-        layers = tuple(self.cache.read(layer, blocks, start, stop) for layer in range(len(self.cache.layers)))
+        table = self.cache.table(request.blocks)
+        layers = tuple(self.cache.read(layer, table, start, stop) for layer in range(len(self.cache.layers)))
         return KVSpan(fingerprint=self.fingerprint, start=start, tokens=stop - start, layers=layers)
 
     def restore(self, request: RunningRequest) -> None:
         """Write a request's swapped KVCache into its blocks."""
-        blocks = request.blocks.tolist()
+        table = self.cache.table(request.blocks)
         for span in request.swapped_kv:
             for layer, tensor in enumerate(span.layers):
-                self.cache.write(layer, blocks, span.start, tensor)
+                self.cache.write(layer, table, span.start, tensor)
         request.swapped_kv = ()
 
     def accept(self, spans: Sequence[KVSpan | ArrivingPrefix]) -> int:
@@ -88,7 +88,11 @@ class ModelRunner:
 
     def _stream(self, work: Work) -> LayerHook | None:
         """A hook that hands out new keys and values and waits for given ones, or None where it is not needed."""
-        listening = [(request, segment) for request, segment in work if request.request.on_kv is not None]
+        listening = [
+            (request.request.on_kv, self.cache.table(request.blocks), segment)
+            for request, segment in work
+            if request.request.on_kv is not None
+        ]
         loading = [(request.kv_loader, segment.cached_tokens) for request, segment in work if request.kv_loader]
         if not listening and not loading:
             return None
@@ -96,11 +100,9 @@ class ModelRunner:
         def on_layer(layer: int) -> None:
             for prefix, tokens in loading:
                 prefix.wait(layer, tokens)
-            for request, segment in listening:  # after the prefix, so that a layer leaves from the front
+            for on_kv, table, segment in listening:  # after the prefix, so that a layer leaves from the front
                 start = segment.cached_tokens
-                span = self.cache.read(layer, request.blocks.tolist(), start, start + segment.new_tokens)
-                if request.request.on_kv is not None:
-                    request.request.on_kv(layer, start, span)
+                on_kv(layer, start, self.cache.read(layer, table, start, start + segment.new_tokens))
 
         return on_layer
 

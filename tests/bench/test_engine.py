@@ -218,7 +218,8 @@ class TestGpuDryRun:
         assert "no row" in written["sections"]["prefill"]["goal"]
         rows = [{"tokens": 512, "share_of_gemm": 0.1}, {"tokens": 8192, "share_of_gemm": 0.66}]
         assert GOALS["prefill"].beside(rows) == "share_of_gemm: the goal is 0.65; 0.66 to 0.66, 1 of 1 reach it"
-        rows = [{"device_to_host_share": 0.95, "host_to_device_share": 0.85}]
+        rows = [{"bytes": 2**20, "device_to_host_share": 0.3, "host_to_device_share": 0.3}]
+        rows += [{"bytes": 2**26, "device_to_host_share": 0.95, "host_to_device_share": 0.85}]
         assert GOALS["copies"].beside(rows).endswith("0.85 to 0.95, 1 of 2 reach it")
 
     def test_what_fails_or_comes_too_late_is_written_down(self, monkeypatch):

@@ -256,21 +256,3 @@ def test_a_cancelled_request_is_written_into_no_more(model):
         assert engine.step() == []
         engine.engine.instance.check()
         assert engine.engine.allocator.available == ROOM.cache_blocks
-
-
-@pytest.mark.gpu
-def test_on_a_device_the_tokens_are_the_same():
-    """With CUDA streams and events: stored from, and loaded into, the device, the tokens do not change."""
-    from mooncake_lab.engine import load_model
-
-    model, prompt = load_model("random:lab-8m", device="cuda", positions=4096), prompt_of(3000)
-    room = EngineSettings(block_size_tokens=16, cache_blocks=600, max_batch_tokens=4096, prefix_caching=False)
-    expected = PrefillEngine(model, room).prefill(prompt)
-    with (
-        tiers(DramBackend(512 * MIB)) as store,
-        LayerwisePrefill(PrefillEngine(model, room), store, block_tokens=256) as layerwise,
-    ):
-        for loaded in (0, 2816):
-            result = layerwise.prefill(prompt)
-            layerwise.flush()
-            assert (result.loaded_tokens, result.prefill.first_token) == (loaded, expected.first_token)

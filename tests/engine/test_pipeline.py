@@ -197,19 +197,3 @@ def test_impossible_jobs_are_refused(make, said):
     """Chunks and slices that do not cover the prompt, and crews that cannot be, are refused in a sentence."""
     with pytest.raises(ValueError, match=said):
         make()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("way", ["cpp", "runahead"])
-def test_gpus_prefill_together(way):
-    """The same over GPUs: NCCL where every process has one, gloo through host memory where they share it."""
-    alone = PrefillEngine(load_model(MODEL, device="cuda", dtype="float32")).prefill(TOKENS)
-    with Crew(CrewSpec(model=MODEL, processes=2, device="cuda", timeout_s=300)) as crew:
-        if way == "cpp":
-            found = cpp_prefill(crew, TOKENS, chunk_tokens=64)
-        else:
-            found = runahead_prefill(crew, TOKENS, bounds=(130, 230))
-    assert found.first_token == alone.first_token
-    for ours, theirs in zip(found.kv, alone.kv.layers, strict=True):
-        torch.testing.assert_close(ours, theirs.cpu(), rtol=0, atol=1e-3)

@@ -21,11 +21,16 @@ class _WithoutDriver(TorchFunctionMode):
             view, indices = _view(tensor, index)
             value = value if isinstance(value, torch.Tensor) else torch.full_like(view, value)
             return aten.index_put_(view, indices, value) if indices else aten.copy_(view, value)
-        if func is torch.Tensor.contiguous:
-            return aten.clone(args[0], memory_format=torch.contiguous_format)
-        if func is torch.Tensor.pin_memory:
-            return args[0]
+        if func in _INSTEAD:
+            return _INSTEAD[func](args[0])
         return func(*args, **(kwargs or {}))
+
+
+_INSTEAD = {
+    torch.Tensor.contiguous: lambda tensor: torch.ops.aten.clone(tensor, memory_format=torch.contiguous_format),
+    torch.Tensor.pin_memory: lambda tensor: tensor,
+    torch.Tensor.is_pinned: lambda _: False,
+}
 
 
 def _view(tensor, index):

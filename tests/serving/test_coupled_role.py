@@ -1,5 +1,7 @@
 """A coupled worker by itself: what the cluster believes about it after each of its iterations."""
 
+from dataclasses import replace
+
 import flat
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from modelled import make_runtime, request
 
 from mooncake_lab.batching import named_policy
 from mooncake_lab.cluster import events as e
-from mooncake_lab.engine import load_model
+from mooncake_lab.engine import Engine, load_model
 from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.kvcache import fingerprint
 from mooncake_lab.metrics import check_log
@@ -15,7 +17,7 @@ from mooncake_lab.serving.kv_transfer import Identity
 from mooncake_lab.serving.messages import Job, PrefillOrder, Report, SamplingParams
 from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.roles import WorkerContext
-from mooncake_lab.serving.roles.decode import CoupledRole
+from mooncake_lab.serving.roles.decode import CoupledRole, DecodeRole
 from mooncake_lab.serving.spec import worker_spec
 
 BLOCK = 16
@@ -39,6 +41,17 @@ def make_role(send, **changes):
             enqueue=None,
         )
     )
+
+
+def test_decode_steps_are_recorded_before_a_worker_serves(monkeypatch):
+    """Workers that decode let their engine record all batch sizes while they start, and only then."""
+    recorded = []
+    monkeypatch.setattr(Engine, "record_steps", lambda engine: recorded.append(engine))  # noqa: PLW0108  # bound
+    role = make_role(None)
+    context = role._context
+    assert recorded == [role._engine]
+    decode = DecodeRole(replace(context, spec=replace(context.spec, role="decode", name="decode-0")))
+    assert recorded[1:] == [decode._engine.engine]
 
 
 @pytest.mark.parametrize("policy", ["vllm", "sarathi_serve"])

@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import socket
+import threading
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -122,6 +123,32 @@ def test_pieces_make_a_whole(way, request, came):
         assert torch.equal(tensor[:, 2:], sent[layer, 2])
         assert torch.equal(tensor[:, :2], sent[layer, 0][:, :2])
     assert channel is None or channel.written_bytes - before == 4 * 3 * LAYOUT.layer_bytes
+
+
+def test_bytes_on_their_way_from_a_device_are_waited_for_by_the_sender(reception, came):
+    """`send` returns at once; the sender's thread waits until the bytes are there, and then sends them."""
+    failed, copied, waiting = queue.SimpleQueue(), threading.Event(), []
+    sender = KVSender(reception.port, WHO, lambda *why: failed.put(why))
+    sender.send(StartTransfer(job=JOB, tokens=1))
+    on_device = [piece(layer, 0, 1) for layer in range(2)]
+    for message, values in on_device:
+        host = torch.zeros_like(values)
+
+        def wait(host=host, values=values):
+            waiting.append(threading.current_thread())
+            copied.wait(10)
+            host.copy_(values)
+
+        sender.send(message, [bytes_of(host)], wait=wait)
+    sender.send(EndTransfer(job=JOB, first_token=7, reports=REPORTS))
+    assert came.empty()
+    copied.set()
+    delivery = came.get(timeout=10)
+    sender.close()
+    assert failed.empty()
+    assert threading.current_thread() not in waiting
+    for (_, values), tensor in zip(on_device, delivery.kv.layers, strict=True):
+        assert torch.equal(values, tensor)
 
 
 def send_one_token(sender):

@@ -4,11 +4,13 @@ import os
 import queue
 import threading
 import time
+from types import SimpleNamespace
 
 import flat
 import numpy as np
 import pytest
 import torch
+from fake_streams import OnDevice, fake_streams
 from waiting import until
 
 from mooncake_lab.cluster import events
@@ -54,7 +56,8 @@ class Sent:
         assert port == 1
         return self
 
-    def send(self, message, payload=()):
+    def send(self, message, payload=(), *, wait=lambda: None):
+        wait()
         self.messages.append((message, [part.copy() for part in payload]))
 
 
@@ -494,3 +497,19 @@ def test_prompts_are_timed_as_they_are_served(monkeypatch, streams_layers):
             tokens[chunk.layer] += chunk.tokens
         reused = {row[1] for row in measured.prefill if row[0] == start.tokens}
         assert set(tokens) <= ({start.tokens} if streams_layers else reused)
+
+
+def test_kvcache_leaves_a_device_beside_the_computation(monkeypatch):
+    """A layer is sent from pinned memory; the sender waits for the copy into it, and the engine does not."""
+    bench = Bench()
+    fake = fake_streams(monkeypatch)
+    values = torch.arange(2 * 3 * 4, dtype=torch.float32).reshape(2, 3, 2, 2)
+    given = []
+    sender = SimpleNamespace(send=lambda message, payload, wait: given.append((message, payload, wait)))
+    bench.role._send_layer(sender, Job(1, 1, 1), 1, 5, OnDevice(values))
+    ((message, (payload,), wait),) = given
+    assert (message.layer, message.start, message.tokens) == (1, 5, 3)
+    (pinned,) = fake.pinned
+    assert payload.ctypes.data == pinned.data_ptr()
+    wait()
+    assert bytes(payload) == values.numpy().tobytes()

@@ -127,6 +127,30 @@ def program(monkeypatch, tmp_path):
     return make
 
 
+def test_a_worker_on_a_gpu_is_warmed_up_before_it_serves(monkeypatch):
+    """Its model is loaded and its kernels are compiled once, before the first worker of the process begins."""
+    done = []
+    monkeypatch.setattr(worker_process, "_place", lambda *_: "cuda:1")
+    monkeypatch.setattr(worker_process, "_load", lambda _, place: done.append(("load", place)) or place)
+    monkeypatch.setattr("mooncake_lab.engine.warm_up", lambda model: done.append(("warm up", model)))
+
+    class Served:
+        def __init__(self, _control, _spec, model):
+            done.append(("serve", model))
+
+        def run(self):
+            pass
+
+    monkeypatch.setattr("mooncake_lab.serving.worker.Worker", Served)
+    models = {}
+    for _ in range(2):
+        control, theirs = socket.socketpair()
+        worker_process._work(control, None, models)
+        theirs.close()
+    serve = ("serve", "cuda:1")
+    assert done == [("load", "cuda:1"), ("warm up", "cuda:1"), serve, serve]
+
+
 def test_a_process_that_ends_says_why(program, capfd):
     """Where a process ends without a word, the error has its exit status; what it wrote is on stderr."""
     program("echo no such library >&2; exit 3")

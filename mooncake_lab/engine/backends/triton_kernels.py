@@ -9,9 +9,36 @@ All sizes that a captured graph fixes are arguments of the launch; all that chan
 # pyright: basic, reportMissingImports=false, reportIndexIssue=false
 # ruff: noqa: ANN001, ANN202, N803  # pointers have no type; capitals are what a kernel is compiled for
 
+from typing import Final, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
+
+
+class DecodeTile(NamedTuple):
+    """How a program of decode attention goes through its stretch."""
+
+    tokens: int
+    """Read at once; a power of two, 16 at least."""
+    warps: int
+    stages: int
+    """Of Triton's software pipeline; the load that depends on the block table takes two of them."""
+
+
+DECODE_TILE: Final = DecodeTile(tokens=64, warps=4, stages=3)
+WIDE_DECODE_TILE: Final = DecodeTile(tokens=32, warps=4, stages=3)
+"""For heads wider than 128, which would spill registers."""
+DECODE_TILES: Final = (
+    DECODE_TILE,
+    DecodeTile(tokens=64, warps=4, stages=2),
+    DecodeTile(tokens=64, warps=4, stages=5),
+    DecodeTile(tokens=64, warps=2, stages=3),
+    DecodeTile(tokens=128, warps=4, stages=3),
+    DecodeTile(tokens=32, warps=4, stages=5),
+    DecodeTile(tokens=128, warps=8, stages=3),
+)
+"""Those that are worth measuring for heads of 128; all compute the same."""
 
 
 @triton.jit
@@ -31,10 +58,10 @@ def _add_norm(hidden, update, weight, normed, epsilon, WIDTH: tl.constexpr, ADD:
 
 @triton.jit
 def _rotate_and_store(
-    qkv, cosines, sines, positions, slots, keys, values, query,
+    qkv, cosines, sines, positions, slots, keys, values, query, own, OWN: tl.constexpr,
     QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """One program a token and head; heads are queries, then keys, then values."""
+    """One program a token and head; heads are queries, then keys, then values, and `own` has the latter two."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     half: tl.constexpr = WIDTH // 2
     columns = tl.arange(0, SPAN)
@@ -46,9 +73,13 @@ def _rotate_and_store(
     inside_and_real = inside & (slot >= 0)  # a padded row of a captured graph has no slot
     kv_head = (head - QUERY_HEADS) % KV_HEADS
     stored = ((slot // SIZE * KV_HEADS + kv_head) * SIZE + slot % SIZE) * WIDTH
+    beside = (row * 2 * KV_HEADS + head - QUERY_HEADS) * WIDTH
     if head >= QUERY_HEADS + KV_HEADS:
         tl.store(values + stored + columns, first, inside_and_real)
         tl.store(values + stored + half + columns, second, inside_and_real)
+        if OWN:
+            tl.store(own + beside + columns, first, inside)
+            tl.store(own + beside + half + columns, second, inside)
     else:
         angle = tl.load(positions + row) * half
         cosine = tl.load(cosines + angle + columns, inside, 0.0)
@@ -62,6 +93,9 @@ def _rotate_and_store(
         else:
             tl.store(keys + stored + columns, turned, inside_and_real)
             tl.store(keys + stored + half + columns, turned_half, inside_and_real)
+            if OWN:
+                tl.store(own + beside + columns, turned, inside)
+                tl.store(own + beside + half + columns, turned_half, inside)
 
 
 @triton.jit
@@ -75,7 +109,7 @@ def _silu_and_multiply(gate_up, out, WIDTH: tl.constexpr, SPAN: tl.constexpr):
     tl.store(out + row * WIDTH + columns, activated * up, inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])  # else widths of 1, of multiples of 16 and others compile anew
 def _decode_stretch(
     query, keys, values, tables, lengths, mixed, sums, scale, table_width,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr,
@@ -144,13 +178,16 @@ def add_norm(
 
 def rotate_and_store(
     qkv: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor,
-    keys: torch.Tensor, values: torch.Tensor, query: torch.Tensor,
+    keys: torch.Tensor, values: torch.Tensor, query: torch.Tensor, own: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Rotated queries to `query` (tokens, heads, width); keys and values to their slots in the cache."""
+    """Rotated queries to `query` (tokens, heads, width); keys and values to their slots in the cache.
+
+    Where there is `own` (tokens, 2 * kv_heads, width), rotated keys and then values go there, too.
+    """
     tokens, query_heads, width = query.shape
     kv_heads, size = keys.shape[1], keys.shape[2]
     _rotate_and_store[tokens, query_heads + 2 * kv_heads](
-        qkv, cosines, sines, positions, slots, keys, values, query,
+        qkv, cosines, sines, positions, slots, keys, values, query, query if own is None else own, own is not None,
         query_heads, kv_heads, width, size, triton.next_power_of_2(width // 2), num_warps=1,
     )  # fmt: skip
 
@@ -165,7 +202,7 @@ def silu_and_multiply(gate_up: torch.Tensor, out: torch.Tensor) -> None:
 
 def paged_decode(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tables: torch.Tensor, lengths: torch.Tensor,
-    out: torch.Tensor, stretches: int,
+    out: torch.Tensor, stretches: int, tile: DecodeTile | None = None,
 ) -> None:  # fmt: skip
     """Each row of `query` (rows, heads, width) attends to its whole context, cut into `stretches`."""
     rows, heads, width = query.shape
@@ -174,10 +211,11 @@ def paged_decode(
     mixed = torch.empty((rows, heads, stretches, width), device=query.device, dtype=torch.float32)
     sums = torch.empty((rows, heads, stretches), device=query.device, dtype=torch.float32)
     columns = max(16, triton.next_power_of_2(width))
+    tile = tile or (DECODE_TILE if width <= 128 else WIDE_DECODE_TILE)
     _decode_stretch[rows, kv_heads, stretches](
         query, keys, values, tables, lengths, mixed, sums, width**-0.5, tables.shape[1],
         kv_heads, group, width, size,
-        max(16, triton.next_power_of_2(group)), columns, 64 if width <= 128 else 32, num_warps=4, num_stages=3,
+        max(16, triton.next_power_of_2(group)), columns, tile.tokens, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     _join_stretches[(rows * heads,)](
         mixed, sums, out, stretches, width, triton.next_power_of_2(stretches), columns, num_warps=4

@@ -3,12 +3,17 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, final
+from typing import Final, Protocol, final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from mooncake_lab.engine.kv_layout import KVLayout
-from mooncake_lab.engine.kvcache import KVCache
+from mooncake_lab.engine.kvcache import BlockTable, KVCache
+
+_STAGING_TENSORS: Final = 2
+"""Layers that may be on the host at once on their way to a device: one is read, one is copied."""
 
 
 class PrefixLostError(Exception):
@@ -49,7 +54,7 @@ class ArrivingPrefix:
 
     __slots__ = (
         "_arrived", "_copies", "_crash", "_events", "_good_blocks", "_layers", "_layout", "_limit", "_on_layer",
-        "_source", "_stopping", "_thread", "_turn", "_whole", "lost_blocks", "waited_s",
+        "_source", "_staging", "_stopping", "_thread", "_turn", "_whole", "lost_blocks", "waited_s",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +79,7 @@ class ArrivingPrefix:
         self._crash: Exception | None = None
         self._copies: torch.cuda.Stream | None = None
         self._events: list[torch.cuda.Event] = []
+        self._staging: list[torch.Tensor] = []  # on CUDA two pinned tensors, which layers take in turn
         self.lost_blocks = 0
         """Blocks that were promised and could not be had, those behind a lost one included."""
         self.waited_s = 0.0
@@ -103,16 +109,16 @@ class ArrivingPrefix:
         """Use at most `tokens` tokens of it; call this before its first iteration."""
         self._limit = min(self._limit, tokens)
 
-    def begin(self, cache: KVCache, blocks: Sequence[int]) -> None:
+    def begin(self, cache: KVCache, blocks: Sequence[int] | npt.NDArray[np.int32]) -> None:
         """Begin to fill a request's blocks; they must stay its own until `wait` for the last layer, or `stop`."""
         if self._thread is None:
             device = cache.data.device
             if device.type == "cuda":
                 self._copies = torch.cuda.Stream(device)
                 self._copies.wait_stream(torch.cuda.current_stream(device))  # others may still write these blocks
-            self._thread = threading.Thread(
-                target=self._run, args=(cache, list(blocks)), name="kv-load", daemon=True
-            )
+            with torch.cuda.stream(self._copies):  # which uses the table, and to which its memory belongs
+                table = cache.table(blocks)
+            self._thread = threading.Thread(target=self._run, args=(cache, table), name="kv-load", daemon=True)
             self._thread.start()
 
     def wait(self, layer: int, tokens: int) -> None:
@@ -141,11 +147,11 @@ class ArrivingPrefix:
         if self._copies is not None:
             self._copies.synchronize()
 
-    def _run(self, cache: KVCache, blocks: list[int]) -> None:
+    def _run(self, cache: KVCache, table: BlockTable) -> None:
         try:
             for layer in range(self._layers):
                 with torch.inference_mode(), torch.cuda.stream(self._copies):
-                    self._load(layer, cache, blocks)
+                    self._load(layer, cache, table)
                 with self._turn:
                     self._arrived = layer + 1
                     self._turn.notify_all()
@@ -156,11 +162,10 @@ class ArrivingPrefix:
                 self._crash = error
                 self._turn.notify_all()
 
-    def _load(self, layer: int, cache: KVCache, blocks: Sequence[int]) -> None:
+    def _load(self, layer: int, cache: KVCache, table: BlockTable) -> None:
         """Bring one layer of every block that is still good."""
-        is_pinned, count = self._copies is not None, self._good_blocks
-        halves, *rest = self._layout.layer_shape
-        staged = torch.empty((count, halves, *rest), dtype=self._layout.dtype)
+        count = self._good_blocks
+        staged = self._stage(layer, count)
         for block in range(count):
             if self._stopping:
                 return
@@ -170,14 +175,39 @@ class ArrivingPrefix:
                     self._good_blocks = block
                     self._turn.notify_all()
                 break
-        tokens = self.tokens
-        if tokens:
-            span = staged[: self._good_blocks].transpose(0, 1).reshape(halves, -1, *rest[1:])[:, :tokens]
-            span = span.pin_memory() if is_pinned else span.contiguous()
-            cache.write(layer, blocks, 0, span)
-            if self._on_layer is not None:
-                self._on_layer(layer, span)
+        if self.tokens:
+            self._write(layer, staged[: self._good_blocks], cache, table)
         if self._copies is not None:
             event = torch.cuda.Event()
             event.record(self._copies)
             self._events.append(event)
+
+    def _stage(self, layer: int, count: int) -> torch.Tensor:
+        """Host memory for a layer of some blocks: on CUDA one of two tensors, once the copy out of it is done.
+
+        They are kept, since fresh memory costs a page fault every 4 KiB: ten times what copying the bytes costs.
+        """
+        shape = (count, *self._layout.layer_shape)
+        if self._copies is None:
+            return torch.empty(shape, dtype=self._layout.dtype)
+        if layer < _STAGING_TENSORS:
+            self._staging.append(torch.empty(shape, dtype=self._layout.dtype, pin_memory=True))
+        else:
+            self._events[layer - _STAGING_TENSORS].synchronize()
+        return self._staging[layer % _STAGING_TENSORS][:count]
+
+    def _write(self, layer: int, staged: torch.Tensor, cache: KVCache, table: BlockTable) -> None:
+        """Put the blocks of a layer where they belong, and tell the listener."""
+        if self._copies is None:
+            span = self._joined(staged).contiguous()
+            cache.write(layer, table, 0, span)
+        else:  # as they lie, so that the device reorders them; on the host that takes longer than reading them
+            cache.write(layer, table, 0, self._joined(staged.to(cache.data.device, non_blocking=True)))
+            # the listener gets a copy, since the memory is used again
+            span = torch.cat(tuple(staged), dim=1)[:, : self.tokens].contiguous() if self._on_layer else None
+        if self._on_layer is not None and span is not None:
+            self._on_layer(layer, span)
+
+    def _joined(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Blocks (blocks, 2, block_tokens, heads, width) side by side: (2, tokens, heads, width)."""
+        return blocks.transpose(0, 1).flatten(1, 2)[:, : self.tokens]

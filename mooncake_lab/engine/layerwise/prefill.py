@@ -14,6 +14,7 @@ from typing import Any, Final, Self, final
 import torch
 
 from mooncake_lab.core import MIB
+from mooncake_lab.engine.host_copies import HostCopies, HostCopy
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
 from mooncake_lab.engine.roles import PrefillEngine, PrefillResult, Prompt
@@ -57,7 +58,7 @@ class KVWriter:
         self._waiting_bytes = 0
         self._lock = threading.Lock()
         self._crash: BaseException | None = None
-        self._copies: torch.cuda.Stream | None = None
+        self._copies = HostCopies()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-store")
 
     def send(self, leaving: "LeavingKV", layer: int, start: int, span: torch.Tensor) -> None:
@@ -65,8 +66,8 @@ class KVWriter:
         with self._lock:
             fits = self._waiting_bytes + span.nbytes <= self._queue_bytes
             self._waiting_bytes += span.nbytes if fits else 0
-        kept, copied = self._to_cpu(span) if fits else (None, None)
-        self.do(self._deliver, leaving, layer, start, span.shape[1], kept, copied)
+        copy = self._copies.start(span) if fits else None
+        self.do(self._deliver, leaving, layer, start, span.shape[1], copy)
 
     def do(self, task: Callable[..., None], *arguments: Any) -> None:
         """Let the thread do something once it has done what came before."""
@@ -93,34 +94,12 @@ class KVWriter:
     def _note(self, done: "Future[None]") -> None:
         self._crash = self._crash or done.exception()
 
-    def _to_cpu(self, span: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-        """The span on the CPU; from a device it is on its way over a stream of its own, into pinned memory."""
-        if span.device.type != "cuda":
-            return span, None
-        self._copies = self._copies or torch.cuda.Stream(span.device)
-        pinned = torch.empty(span.shape, dtype=span.dtype, pin_memory=True)
-        self._copies.wait_stream(torch.cuda.current_stream(span.device))
-        with torch.cuda.stream(self._copies):
-            pinned.copy_(span, non_blocking=True)
-            span.record_stream(self._copies)  # pyright: ignore[reportArgumentType]  # a cuda stream is a stream
-            copied = torch.cuda.Event()
-            copied.record(self._copies)
-        return pinned, copied
-
-    def _deliver(
-        self,
-        leaving: "LeavingKV",
-        layer: int,
-        start: int,
-        tokens: int,
-        span: torch.Tensor | None,
-        copied: torch.cuda.Event | None,
-    ) -> None:
-        if copied is not None:
-            copied.synchronize()
-        leaving.take(layer, start, tokens, span)
+    def _deliver(self, leaving: "LeavingKV", layer: int, start: int, tokens: int, copy: HostCopy | None) -> None:
+        if copy is not None:
+            copy.wait()
+        leaving.take(layer, start, tokens, None if copy is None else copy.tensor)
         with self._lock:
-            self._waiting_bytes -= 0 if span is None else span.nbytes
+            self._waiting_bytes -= 0 if copy is None else copy.tensor.nbytes
 
 
 @dataclass(slots=True)

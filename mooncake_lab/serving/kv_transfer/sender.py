@@ -61,19 +61,24 @@ class KVSender:
         self._peer: socket.socket | None = None
         self._open: set[Job] = set()
         self._lost: set[Job] = set()
-        self._queue: deque[tuple[_Addressed, Sequence[Bytes]]] = deque()
+        self._queue: deque[tuple[_Addressed, Sequence[Bytes], Callable[[], object] | None]] = deque()
         self._waiting_bytes = 0
         self._thread: threading.Thread | None = None  # while it has something to do
         self._is_closed = False
         self._changed = threading.Condition()  # guards these four
 
-    def send(self, message: _Addressed, payload: Sequence[Bytes] = ()) -> None:
-        """Let a message wait for its turn, once there is room for it; its bytes must stay as they are."""
+    def send(
+        self, message: _Addressed, payload: Sequence[Bytes] = (), *, wait: Callable[[], object] | None = None
+    ) -> None:
+        """Let a message wait for its turn, once there is room for it; its bytes must stay as they are.
+
+        Where they are still on their way from a device, `wait` returns when they are there.
+        """
         size = sum(part.nbytes for part in payload)
         with self._changed:
             self._changed.wait_for(lambda: self._waiting_bytes + size <= max(size, MOST_WAITING_BYTES))
             self._waiting_bytes += size
-            self._queue.append((message, payload))
+            self._queue.append((message, payload, wait))
             self._changed.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"sender-{self._port}", daemon=True)
@@ -94,9 +99,11 @@ class KVSender:
 
     def _run(self) -> None:
         while (item := self._next()) is not None:
-            message, payload = item
+            message, payload, wait = item
             if message.job not in self._lost:
                 try:
+                    if wait is not None:
+                        wait()
                     self._deliver(message, payload)
                 except (OSError, StorageError) as error:
                     self._give_up(message.job, self._refusal() or str(error) or type(error).__name__)
@@ -106,7 +113,7 @@ class KVSender:
             if isinstance(message, (messages.EndTransfer, messages.CancelOrder)):
                 self._lost.discard(message.job)
 
-    def _next(self) -> tuple[_Addressed, Sequence[Bytes]] | None:
+    def _next(self) -> tuple[_Addressed, Sequence[Bytes], Callable[[], object] | None] | None:
         """The next message; None where there is none for so long that the destination may be gone."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closed, None if self._open else _IDLE_S)

@@ -122,11 +122,13 @@ def _prepare_in_background(pool: socket.socket) -> "dict[str, LlamaModel]":
 
 def _work(control: socket.socket, spec: "WorkerSpec", models: "dict[str, LlamaModel]") -> None:
     """Be a worker until it is told to stop."""
+    from mooncake_lab.engine import warm_up
     from mooncake_lab.serving.worker import Worker
 
     place = _place(spec, models)
-    if place not in models:
+    if place not in models:  # a GPU
         models[place] = _load(spec, place)
+        warm_up(models[place])  # else its first request waits for the kernels to be compiled
     with control:
         Worker(control, spec, models[place]).run()
 

@@ -40,6 +40,7 @@ class DecodeRole:
         self._engine = DecodeEngine(
             context.model, context.settings(context.spec.device_tokens), clock=time.monotonic
         )
+        self._engine.engine.record_steps()
         self.capacity_tokens = self._engine.engine.blocks * context.spec.block_size_tokens
         self._expected: dict[Job, messages.DecodeOrder] = {}
         self._arrived: dict[Job, ReceivedKV] = {}
@@ -155,6 +156,7 @@ class CoupledRole:
         settings = context.settings(spec.device_tokens, prefix_caching=spec.prefix_caching)
         policy = BATCHING_POLICIES[name](**parameters)
         self._engine = Engine(context.model, policy, settings, clock=time.monotonic)
+        self._engine.record_steps()
         self.capacity_tokens = self._engine.blocks * spec.block_size_tokens
         self._served: dict[int, _Served] = {}  # by the engine's id
         self._made: list[tuple[int, int]] = []

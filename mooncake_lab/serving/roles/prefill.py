@@ -17,6 +17,7 @@ import torch
 from mooncake_lab.cluster import POOL, events
 from mooncake_lab.core import blocks_for
 from mooncake_lab.engine import GenerationRequest, KVSpan, PrefillEngine, PrefillResult
+from mooncake_lab.engine.host_copies import HostCopies
 from mooncake_lab.engine.kv_layout import bytes_of
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
 from mooncake_lab.engine.roles import Prompt as PromptTokens
@@ -90,6 +91,7 @@ class PrefillRole:
             chunk_tokens=context.spec.chunk_tokens,
             clock=time.monotonic,
         )
+        self._copies = HostCopies()
         self._waiting: deque[Prompt] = deque()
         self._running: dict[int, Prompt] = {}
         self._batch: list[Prompt] = []
@@ -265,7 +267,7 @@ class PrefillRole:
         attempt, name = job.attempt, context.spec.name
         context.report(job, events.PrefillStarted(at_s=prompt.start_s, attempt=attempt, worker=name))
         prompt.sender.send(messages.StartTransfer(job=job, tokens=prompt.tokens))
-        stream = partial(_send_layer, prompt.sender, job)
+        stream = partial(self._send_layer, prompt.sender, job)
         arriving = ArrivingPrefix(
             held,
             self._layout,
@@ -306,12 +308,12 @@ class PrefillRole:
         self._report(prompt, prefilled, tokens=[(job.request_id, result.first_token)])
         if not context.spec.streams_layers and result.kv.tokens:
             for layer, tensor in enumerate(result.kv.layers):
-                _send_layer(prompt.sender, job, layer, result.kv.start, tensor)
+                self._send_layer(prompt.sender, job, layer, result.kv.start, tensor)
         prompt.sender.send(
             messages.EndTransfer(job=job, first_token=result.first_token, reports=tuple(prompt.reports))
         )
         if context.spec.prefix_caching:
-            self._cache.keep(prompt.keys, result.kv)
+            self._cache.keep(prompt.keys, self._copies.of(result.kv))
             self._update(self._cache.news(prompt.keys))
 
     def _tier_read(self, held: HeldPrefix, job: Job) -> events.TierRead | None:
@@ -366,7 +368,7 @@ class PrefillRole:
         def prefill(prompt: PromptTokens, prefix: Sequence[KVSpan]) -> None:
             job = Job(-1, next(numbers), 1)  # of no run
             sender.send(messages.StartTransfer(job=job, tokens=len(prompt)))
-            stream = partial(_send_layer, sender, job)
+            stream = partial(self._send_layer, sender, job)
             for span in prefix:
                 for layer, tensor in enumerate(span.layers):
                     stream(layer, 0, tensor)
@@ -378,8 +380,11 @@ class PrefillRole:
         transfer = measure_transfer(port, context.identity, context.link, context.channel)
         context.send(messages.Measured(prefill=rows, transfer=transfer, ssd=self._cache.time_ssd()))
 
+    def _send_layer(self, sender: KVSender, job: Job, layer: int, start: int, span: torch.Tensor) -> None:
+        """Send the KVCache of one layer of some tokens; shape (2, tokens, KV heads, head width).
 
-def _send_layer(sender: KVSender, job: Job, layer: int, start: int, span: torch.Tensor) -> None:
-    """Send the KVCache of one layer of some tokens; shape (2, tokens, KV heads, head width)."""
-    host = span.cpu().contiguous()
-    sender.send(messages.KVChunk(job=job, layer=layer, start=start, tokens=host.shape[1]), [bytes_of(host)])
+        From a device it comes beside the computation, and the sender's thread waits for it.
+        """
+        copy = self._copies.start(span)
+        chunk = messages.KVChunk(job=job, layer=layer, start=start, tokens=span.shape[1])
+        sender.send(chunk, [bytes_of(copy.tensor)], wait=copy.wait)
