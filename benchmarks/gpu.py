@@ -40,7 +40,7 @@ DEVICE_LOST = 3
 """Exit code of a process that could not measure all sections, because an error left it without the device."""
 _LOST = "the device was lost in "
 _LOSING = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS_EXECUTION_FAILED", "illegal memory", "device-side assert")
-"""In messages of errors after which every further call of a process fails."""
+"""In messages of errors that leave a process without its device."""
 
 
 def driver_version() -> str | None:
@@ -51,6 +51,11 @@ def driver_version() -> str | None:
     command = [tool, "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # plain words
     return (done.stdout.strip() or None) if done.returncode == 0 else None
+
+
+def _loses_device(error: Exception) -> bool:
+    """Whether every further call of this process fails, too; want of memory passes."""
+    return "out of memory" not in str(error) and any(word in str(error) for word in _LOSING)
 
 
 def make_lab(shape: str, device: str, dtype: str, backend: str = "auto") -> Lab:
@@ -92,7 +97,7 @@ def measure(
                 sys.stderr.write(f"  {found[name]['goal']}\n")
         except Exception as error:  # noqa: BLE001  # written down; what the others found must not be lost
             found[name] = {"failed": f"{type(error).__name__}: {error}"}
-            lost_in = name if any(word in str(error) for word in _LOSING) else None
+            lost_in = name if _loses_device(error) else None
         keep(found)
         if lost_in is not None:
             continue

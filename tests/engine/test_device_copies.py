@@ -120,3 +120,15 @@ def test_buffers_that_a_device_copies_from_are_pinned(streams):
     buffers = pinned.empty(3)
     assert [each.shape for each in streams.pinned] == [(2, 3, 2, 3)] * 2
     assert all(mine is theirs for mine, theirs in zip(buffers, streams.pinned, strict=True))
+
+
+def test_a_digest_brings_weights_to_the_host_through_one_pinned_piece(small, monkeypatch):
+    """Weights on a device are digested through pinned memory that is allocated once, to the digest of a CPU."""
+    weights = small.weights()
+    expected = weights.digest()
+    fake = fake_streams.fake_streams(monkeypatch)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda _: pytest.fail("fresh memory for each tensor"))
+    monkeypatch.setattr("mooncake_lab.engine.weights._PIECE_BYTES", 1000)
+    assert weights.digest() == expected
+    assert [each.numel() for each in fake.pinned] == [1000]
