@@ -4,7 +4,7 @@ from mooncake_lab.engine.backends import Backend, choose_backend
 from mooncake_lab.engine.blocks import BlockAllocator
 from mooncake_lab.engine.config import LlamaConfig, RopeScaling, config_from_shape, read_config
 from mooncake_lab.engine.kvcache import KVCache, KVSpan
-from mooncake_lab.engine.loading import load_model, warm_up
+from mooncake_lab.engine.loading import check_model, load_model, warm_up
 from mooncake_lab.engine.loop import Engine, EngineSettings
 from mooncake_lab.engine.model import LlamaModel, make_model
 from mooncake_lab.engine.roles import CoupledEngine, DecodeEngine, PrefillEngine, PrefillResult
@@ -31,6 +31,7 @@ __all__ = [
     "PrefillResult",
     "RopeScaling",
     "Sampling",
+    "check_model",
     "choose_backend",
     "config_from_shape",
     "load_model",

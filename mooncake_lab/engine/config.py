@@ -1,12 +1,16 @@
 """What a Llama is: its sizes, its rotary embedding, and where both are written down."""
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal, cast, final
 
 from mooncake_lab.perf.specs import ModelShape
+
+_LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,10 +18,11 @@ class RopeScaling:
     """How rotary frequencies are stretched for contexts longer than those first trained on.
 
     `linear` divides every frequency by `factor`; `llama3` divides the low ones only, with a ramp
-    between the two cut-offs (in turns over `original_positions`).
+    between the two cut-offs (in turns over `original_positions`). Where the cut-offs are not in order there is no
+    ramp, and the first divides high from low.
 
     Raises:
-        ValueError: when the factor is not positive or the cut-offs are not in order.
+        ValueError: when a number is not positive.
     """
 
     kind: Literal["linear", "llama3"]
@@ -27,8 +32,9 @@ class RopeScaling:
     original_positions: int = 8192
 
     def __post_init__(self) -> None:
-        if self.factor <= 0 or not 0 < self.low_frequency_factor < self.high_frequency_factor:
-            raise ValueError(f"{self} is not a rope scaling: factor > 0 and 0 < low < high cut-off are needed")
+        cut_offs = (self.low_frequency_factor, self.high_frequency_factor, self.original_positions)
+        if min(self.factor, *cut_offs) <= 0:
+            raise ValueError(f"{self} is not a rope scaling: every number must be above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,71 +119,183 @@ def read_config(directory: Path) -> LlamaConfig:
 
     Raises:
         FileNotFoundError: when there is no `config.json`.
-        ValueError: when it describes something this engine does not compute.
+        ValueError: when a file is not what it should be, or describes something this engine does not compute.
     """
     path = directory / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{directory} is not a Hugging Face model directory: it has no config.json")
-    raw = json.loads(path.read_text(encoding="utf-8"))
+    config = config_from_mapping(read_json(path), source=str(path))
     told = directory / "generation_config.json"
-    if (
-        told.is_file()
-    ):  # what `generate` of transformers goes by; instruction-tuned models end with more tokens there
-        ends = json.loads(told.read_text(encoding="utf-8")).get("eos_token_id")
-        raw |= {} if ends is None else {"eos_token_id": ends}
-    return config_from_mapping(raw, source=str(path))
+    # what `generate` of transformers goes by; instruction-tuned models end with more tokens there
+    ends = _Fields(read_json(told) if told.is_file() else {}, str(told)).end_tokens(config.vocabulary)
+    return config if ends is None else replace(config, end_tokens=ends)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model directory.
+
+    Raises:
+        OSError: when it cannot be read.
+        ValueError: naming the file, and what it is instead.
+    """
+    body = path.read_bytes()
+    refuse_partial(path, body)
+    try:
+        found = json.loads(body.decode())
+    except (ValueError, RecursionError) as error:
+        says = f"its {len(body)} bytes are no JSON ({error})"
+        raise ValueError(f"{path}: {says}; was it downloaded whole?") from error
+    if isinstance(found, dict):
+        return cast("dict[str, Any]", found)
+    raise ValueError(f"{path}: it holds {type(found).__name__}; an object is needed")
+
+
+def refuse_partial(path: Path, begin: bytes) -> None:
+    """Refuse what a download leaves in the place of a file: nothing, or a pointer of Git LFS.
+
+    Args:
+        path: of the file.
+        begin: its first bytes.
+
+    Raises:
+        ValueError: naming the file, and what it is instead.
+    """
+    if not begin.strip():
+        raise ValueError(f"{path} is empty; was it downloaded whole?")
+    if begin.startswith(_LFS_POINTER):
+        raise ValueError(f"{path} is a pointer of Git LFS, not the file itself; `git lfs pull` fetches it")
 
 
 def config_from_mapping(raw: Mapping[str, Any], *, source: str = "config") -> LlamaConfig:
     """The config that a Hugging Face `config.json`, of any version of transformers, describes.
 
+    A field that is missing has the default of transformers. A field that may not be null there may not be here.
+
     Raises:
-        ValueError: naming `source` and what in it this engine does not compute.
+        ValueError: naming `source`, the field, and what is allowed.
     """
-    computed = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-    for name, allowed in computed.items():
-        if raw.get(name, allowed) != allowed:
-            raise ValueError(f"{source}: {name} is {raw[name]!r}; this engine computes {allowed!r} only")
+    for name, allowed in _COMPUTED.items():
+        if raw.get(name, allowed[0]) not in allowed:
+            only = " or ".join(map(repr, allowed))
+            raise ValueError(f"{source}: {name} is {raw[name]!r}; this engine computes {only} only")
     missing = [name for name in _REQUIRED if name not in raw]
     if missing:
         raise ValueError(f"{source}: no {', '.join(missing)}; a Llama config needs them")
-    heads = int(raw["num_attention_heads"])
-    rope = {"rope_theta": raw.get("rope_theta", 10000.0)} | dict(raw.get("rope_scaling") or {})
-    rope |= dict(raw.get("rope_parameters") or {})
-    ends = raw.get("eos_token_id")
-    return LlamaConfig(
-        layers=int(raw["num_hidden_layers"]),
-        width=int(raw["hidden_size"]),
-        query_heads=heads,
-        kv_heads=int(raw.get("num_key_value_heads") or heads),
-        head_width=int(raw.get("head_dim") or raw["hidden_size"] // heads),
-        ffn_width=int(raw["intermediate_size"]),
-        vocabulary=int(raw["vocab_size"]),
-        tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        norm_epsilon=float(raw.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(rope["rope_theta"]),
-        rope_scaling=_scaling(rope, source),
-        max_positions=int(raw.get("max_position_embeddings", 2048)),
-        end_tokens=() if ends is None else tuple(ends) if isinstance(ends, list) else (int(ends),),
-    )
+    fields = _Fields(raw, source)
+    heads, width, vocabulary = (fields.size(name) for name in ("num_attention_heads", "hidden_size", "vocab_size"))
+    rope, positions = fields.rope(), fields.size("max_position_embeddings", 2048)
+    scaling = _scaling(rope, raw, positions)
+    if scaling is not None and scaling.kind == "linear":
+        positions = int(positions * scaling.factor)  # the field counts them before they are stretched, as in vLLM
+    try:
+        return LlamaConfig(
+            layers=fields.size("num_hidden_layers"),
+            width=width,
+            query_heads=heads,
+            kv_heads=fields.size("num_key_value_heads", heads, null=heads),
+            head_width=fields.size("head_dim", width // heads, null=width // heads),
+            ffn_width=fields.size("intermediate_size"),
+            vocabulary=vocabulary,
+            tied_embeddings=fields.flag("tie_word_embeddings"),
+            norm_epsilon=fields.number("rms_norm_eps", 1e-6),
+            rope_theta=rope.number("rope_theta", fields.number("rope_theta", 10000.0)),
+            rope_scaling=scaling,
+            max_positions=positions,
+            end_tokens=fields.end_tokens(vocabulary) or (),
+        )
+    except ValueError as error:
+        raise ValueError(str(error) if source in str(error) else f"{source}: {error}") from error
 
 
-_REQUIRED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+_REQUIRED: Final = (
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size",
+)  # fmt: skip
+_COMPUTED: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
+    {
+        "model_type": ("llama",), "hidden_act": ("silu", "swish"), "attention_bias": (False,),
+        "mlp_bias": (False,), "quantization_config": (None,),
+    }
+)  # fmt: skip
+"""The values of fields whose other values this engine does not compute; the first is that of a missing field."""
 
 
-def _scaling(rope: Mapping[str, Any], source: str) -> RopeScaling | None:
-    """The scaling of a rope table, whose key for its kind was once `type` and is now `rope_type`."""
-    kind = rope.get("rope_type", rope.get("type", "default"))
+@final
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """The fields of one file, or of a table in it, of which only the wanted type is taken."""
+
+    raw: Mapping[str, Any]
+    source: str
+    """Begins each error."""
+
+    def size(self, name: str, default: int | None = None, *, null: int | None = None) -> int:
+        """A whole number of at least 1; `null` stands for one that is there and null."""
+        value = self.raw.get(name, default)
+        value = null if value is None and name in self.raw else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self._wrong(name, "a whole number of 1 or more")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self.raw.get(name, default)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+            return float(value)
+        raise self._wrong(name, "a number above 0")
+
+    def flag(self, name: str) -> bool:
+        """True or false; false where there is none."""
+        value = self.raw.get(name, False)
+        if not isinstance(value, bool):
+            raise self._wrong(name, "true or false")
+        return value
+
+    def end_tokens(self, vocabulary: int) -> tuple[int, ...] | None:
+        """The ids of `eos_token_id` that the model knows; None where the field is missing or null."""
+        value = self.raw.get("eos_token_id")
+        if value is None:
+            return None
+        ends = cast("list[object]", value) if isinstance(value, list) else [value]
+        if not all(isinstance(end, int) and not isinstance(end, bool) for end in ends):
+            raise self._wrong("eos_token_id", "a token id, a list of them, or null")
+        return tuple(end for end in cast("list[int]", ends) if 0 <= end < vocabulary)
+
+    def rope(self) -> "_Fields":
+        """The table of the rotary embedding: `rope_scaling` of transformers 4, else `rope_parameters` of 5."""
+        name = "rope_scaling" if self.raw.get("rope_scaling") else "rope_parameters"
+        table = self.raw.get(name)
+        if not isinstance(table, dict | None):
+            raise self._wrong(name, "an object or null")
+        return _Fields(table or {}, f"{self.source}: {name}")
+
+    def _wrong(self, name: str, allowed: str) -> ValueError:
+        is_value = "is missing" if name not in self.raw else f"is {self.raw[name]!r}"
+        return ValueError(f"{self.source}: {name} {is_value}; allowed is {allowed}")
+
+
+def _scaling(rope: _Fields, raw: Mapping[str, Any], positions: int) -> RopeScaling | None:
+    """The scaling of a rope table, whose key for its kind was once `type` and is now `rope_type`.
+
+    The positions first trained on may stand beside the table, where they count more than in it, or nowhere, where
+    they are those of the model: so does transformers.
+    """
+    kind = rope.raw.get("rope_type", rope.raw.get("type", "default"))
     if kind == "default":
         return None
+    if kind not in {"linear", "llama3"}:
+        allowed = "default, linear, llama3"
+        raise ValueError(f"{rope.source}: rope type {kind!r} is not computed here; allowed are {allowed}")
+    part = rope.raw.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
+    if part not in {None, 1.0}:
+        raise ValueError(f"{rope.source}: partial_rotary_factor is {part!r}; this engine computes 1.0 only")
     if kind == "linear":
-        return RopeScaling(kind="linear", factor=float(rope["factor"]))
-    if kind != "llama3":
-        raise ValueError(f"{source}: rope type {kind!r} is not computed here; allowed are default, linear, llama3")
+        return RopeScaling(kind="linear", factor=rope.number("factor"))
+    original = "original_max_position_embeddings"
+    outside = _Fields(raw, rope.source.rpartition(": ")[0])
     return RopeScaling(
         kind="llama3",
-        factor=float(rope["factor"]),
-        low_frequency_factor=float(rope["low_freq_factor"]),
-        high_frequency_factor=float(rope["high_freq_factor"]),
-        original_positions=int(rope["original_max_position_embeddings"]),
+        factor=rope.number("factor"),
+        low_frequency_factor=rope.number("low_freq_factor"),
+        high_frequency_factor=rope.number("high_freq_factor"),
+        original_positions=int((outside if original in raw else rope).number(original, positions)),
     )

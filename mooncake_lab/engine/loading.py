@@ -6,11 +6,11 @@ import torch
 
 from mooncake_lab.batching import SarathiServe
 from mooncake_lab.engine.backends import choose_backend
-from mooncake_lab.engine.config import config_from_shape
+from mooncake_lab.engine.config import LlamaConfig, config_from_shape
 from mooncake_lab.engine.loop import Engine, EngineSettings
 from mooncake_lab.engine.model import LlamaModel, make_model
 from mooncake_lab.engine.sequence import GenerationRequest
-from mooncake_lab.engine.weights import load_weights, random_weights
+from mooncake_lab.engine.weights import check_weights, load_weights, random_weights
 from mooncake_lab.perf.specs import model_shape
 
 _RANDOM = "random:"
@@ -55,6 +55,20 @@ def load_model(
     else:
         weights = load_weights(Path(name), device=place, dtype=kind)
     return make_model(weights, operators, positions=positions)
+
+
+def check_model(name: str) -> LlamaConfig:
+    """The config of a model that `load_model` can load, found out in milliseconds, before workers start.
+
+    Raises:
+        FileNotFoundError: when there is no such directory, or it has no config or no safetensors.
+        ValueError: when the shape is unknown, or the files of the directory are no model of this engine.
+    """
+    if name.startswith(_RANDOM):
+        return config_from_shape(model_shape(name.removeprefix(_RANDOM)))
+    if not Path(name).is_dir():
+        raise FileNotFoundError(f"there is no directory {name}; models are not downloaded")
+    return check_weights(Path(name))
 
 
 def warm_up(model: LlamaModel) -> None:

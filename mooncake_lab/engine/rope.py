@@ -34,7 +34,8 @@ def _stretch(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
         return frequencies / scaling.factor
     turns = scaling.original_positions * frequencies / (2 * math.pi)
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)  # 1: a fast pair, kept; 0: a slow one, divided
+    # 1: a fast pair, kept; 0: a slow one, divided
+    keep = ((turns - low) / (high - low)).clamp(0.0, 1.0) if low < high else (turns >= low).float()
     return keep * frequencies + (1 - keep) * frequencies / scaling.factor
 
 
