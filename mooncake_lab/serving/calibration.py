@@ -29,6 +29,11 @@ _PROMPTS: Final = (
 """Tokens and how many of them are reused. The longest ones decide the quadratic term."""
 _BATCHES: Final = ((1, 32), (1, 512), (4, 128), (8, 64), (16, 32), (16, 128))
 """Requests of a batch and the context of each."""
+_SHORT_CONTEXT: Final = 4
+"""Of batches in a window in which those above have no room."""
+_LEAST_PROMPTS: Final = 3
+_LEAST_BATCHES: Final = 2
+"""Of each so many are needed to fit a latency model."""
 _STEPS: Final = 6
 _REPEATS: Final = 3
 _ENOUGH_S: Final = 8.0
@@ -58,9 +63,10 @@ def measure_prefill(
     """
     is_coupled = spec.role == "coupled"
     longest = min(spec.window, spec.device_tokens) if is_coupled else spec.window
-    times_s: dict[tuple[int, int], list[float]] = {
-        (tokens, reused): [] for tokens, reused in _PROMPTS if tokens < longest and not (reused and is_coupled)
-    }
+    fit = [part for part in _PROMPTS if part[0] < longest and not (part[1] and is_coupled)]
+    if len(fit) < _LEAST_PROMPTS:  # a model with a very short window
+        fit = [(tokens, 0) for tokens in (longest // 4, longest // 2, longest - 1) if tokens > 0]
+    times_s: dict[tuple[int, int], list[float]] = {lengths: [] for lengths in fit}
     seeds, start_s = itertools.count(), time.perf_counter()
     for done in range(_REPEATS):  # a moment in which the machine is busy disturbs no length alone
         if done and time.perf_counter() - start_s > _ENOUGH_S:
@@ -74,11 +80,13 @@ def measure_prefill(
 def measure_decode(engine: Engine, layout: KVLayout, spec: WorkerSpec, vocabulary: int) -> Measured:
     """Steps of batches (median), and what loading their KVCache added to the first step."""
     rows, loads, seeds = list[tuple[int, int, float]](), list[tuple[int, float]](), itertools.count()
-    for batch, context in _BATCHES:
+    for batch, context in (*_BATCHES, *((batch, _SHORT_CONTEXT) for batch in (1, 2, 3, 4))):
         most = _STEPS + 2 + batch  # a policy may let the requests in one by one
         fits = context + most < spec.window and batch <= (spec.max_requests or batch)
         if not fits or batch * (context + most + spec.block_size_tokens) > spec.device_tokens:
             continue
+        if context == _SHORT_CONTEXT and len(rows) >= _LEAST_BATCHES:
+            break
         for _ in range(batch):
             prompt = _prompt(context, next(seeds), vocabulary)
             request = GenerationRequest(prompt=prompt, max_new_tokens=most, end_tokens=())
@@ -135,10 +143,11 @@ def latency_model(shape: ModelShape, measured: list[Measured], name: str) -> Lat
     decode = np.array([row for part in measured for row in part.decode], dtype=np.float64)
     sent = np.array([row for part in measured for row in part.transfer], dtype=np.float64)
     loaded = [row for part in measured for row in part.load]
-    if len(prefill) < 3 or len(decode) < 2:
+    if len(prefill) < _LEAST_PROMPTS or len(decode) < _LEAST_BATCHES:
         raise ValueError(
-            f"{len(prefill)} prefills and {len(decode)} decode batches fit and were timed; at least 3 and 2 are"
-            " needed: the longest context (max_model_len) or an engine's KVCache (max_total_tokens) is too small"
+            f"{len(prefill)} prefills and {len(decode)} decode batches fit and were timed; at least"
+            f" {_LEAST_PROMPTS} and {_LEAST_BATCHES} are needed: the longest context (that of the model, or"
+            " max_model_len) or an engine's KVCache (max_total_tokens) is too small"
         )
     first = fit_prefill(prefill[:, 0], prefill[:, 1], prefill[:, 2]).model
     second = fit_decode(decode[:, 0], decode[:, 1], decode[:, 2]).model

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 from typing import Final, final
 
 import msgspec
@@ -50,6 +51,8 @@ class Worker:
     """
 
     def __init__(self, control: socket.socket, spec: WorkerSpec, model: LlamaModel) -> None:
+        # whatever follows from the window follows from that of the model, too
+        spec = replace(spec, max_model_len=min(spec.max_model_len, len(model.rope.cosines)))
         self._control = control
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[messages.WorkerMessage | None] = queue.SimpleQueue()
@@ -165,7 +168,7 @@ class Worker:
             pid=os.getpid(),
             port=self._reception.port,
             fingerprint=self._context.identity.fingerprint,
-            window=min(spec.window, model.config.max_positions, len(model.rope.cosines)),
+            window=spec.window,
             capacity_tokens=self._role.capacity_tokens,
             shape=_model_shape(spec, model),
             end_tokens=model.config.end_tokens,

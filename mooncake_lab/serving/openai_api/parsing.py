@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.serving.messages import SamplingParams
+from mooncake_lab.serving.openai_api.chat_template import Message
 from mooncake_lab.serving.openai_api.neutral import HINTS, NEUTRAL, allowed, is_neutral
-from mooncake_lab.serving.openai_api.tokenizer import Message, Tokenizer
+from mooncake_lab.serving.openai_api.tokenizer import Tokenizer
 
 MOST_PROMPTS: Final = 64
 MOST_STOPS: Final = 16
@@ -167,8 +168,8 @@ class Reader:
             raise BadRequestError(
                 f"{len(wish.messages)} messages; no more than {self.most_tokens} tokens fit", "messages"
             )
-        turns: list[Message] = [{"role": turn.role, "content": _text(turn.content)} for turn in wish.messages]
-        self._check_length(sum(len(turn["content"]) for turn in turns), "messages")
+        turns = [Message(turn.role, _parts(turn.content)) for turn in wish.messages]
+        self._check_length(sum(len(turn.text) for turn in turns), "messages")
         try:
             prompt = _array(self.tokenizer.encode_chat(turns), "messages")
         except ValueError as error:
@@ -318,5 +319,5 @@ def _array(tokens: list[int], name: str = "prompt") -> npt.NDArray[np.int32]:
     return np.asarray(tokens, dtype=np.int32)
 
 
-def _text(content: str | list[TextPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def _parts(content: str | list[TextPart]) -> tuple[str, ...]:
+    return (content,) if isinstance(content, str) else tuple(part.text for part in content)

@@ -17,7 +17,7 @@ from mooncake_lab.core import Record
 from mooncake_lab.serving.openai_api.app import OpenAIApp
 from mooncake_lab.serving.openai_api.connections import ClientConnection, ClientLimits, Gate, available_files
 from mooncake_lab.serving.openai_api.telemetry import Telemetry
-from mooncake_lab.serving.openai_api.tokenizer import tokenizer_of
+from mooncake_lab.serving.openai_api.tokenizer import Tokenizer, tokenizer_of
 from mooncake_lab.serving.runtime import ClusterRuntime
 from mooncake_lab.serving.spec import LiveOptions
 
@@ -63,7 +63,8 @@ async def serve(
         ending: told how many requests are under way when a signal ends the taking of more.
 
     Raises:
-        ValueError: when the model cannot be loaded, or a live cluster cannot do what the spec asks.
+        ValueError: when the model or its tokenizer cannot be loaded, or a live cluster cannot do what the spec
+            asks.
         WorkerError: when the workers do not start.
         OSError: when it cannot listen there.
     """
@@ -76,12 +77,13 @@ async def serve(
 
     listener, url = listen(address.host, address.port)
     with contextlib.closing(listener):
+        tokenizer = await asyncio.to_thread(tokenizer_of, options.model)  # before workers load for nothing
         loop, this = asyncio.get_running_loop(), asyncio.current_task()
         assert this is not None  # noqa: S101  # a coroutine runs in a task
         for number in _SIGNALS:
             loop.add_signal_handler(number, this.cancel)
         async with ClusterRuntime(spec, options, write=note) as runtime:
-            server = web_server(runtime, telemetry, address, ending)
+            server = web_server(runtime, telemetry, address, ending, tokenizer)
 
             def end(_number: int, _frame: object) -> None:
                 server.should_exit = True
@@ -106,13 +108,17 @@ def listen(host: str, port: int) -> tuple[socket.socket, str]:
 
 
 def web_server(
-    runtime: ClusterRuntime, telemetry: Telemetry, address: Address, ending: Callable[[int], None] = lambda _: None
+    runtime: ClusterRuntime,
+    telemetry: Telemetry,
+    address: Address,
+    ending: Callable[[int], None] = lambda _: None,
+    tokenizer: Tokenizer | None = None,
 ) -> uvicorn.Server:
-    """Uvicorn before an open cluster; for `ending` see `serve`."""
+    """Uvicorn before an open cluster; for `ending` see `serve`. None loads the model's own tokenizer."""
     limits = address.limits
     app = OpenAIApp(
         runtime,
-        tokenizer_of(runtime.options.model),
+        tokenizer or tokenizer_of(runtime.options.model),
         telemetry,
         address.token,
         model=address.model,

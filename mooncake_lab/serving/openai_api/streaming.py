@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from mooncake_lab.serving.openai_api.parsing import BadRequestError, ParsedRequest
-from mooncake_lab.serving.openai_api.tokenizer import TextStream, Tokenizer
+from mooncake_lab.serving.openai_api.text_stream import TextStream
+from mooncake_lab.serving.openai_api.tokenizer import Tokenizer
 from mooncake_lab.serving.runtime import ClusterRuntime
 from mooncake_lab.serving.stream import RequestStream
 
@@ -104,6 +105,9 @@ def begin(
     try:
         for index, prompt in enumerate(parsed.prompts):
             params = parsed.params
+            if tokenizer.end_tokens and params.end_tokens is None:
+                ends = runtime.end_tokens(tokenizer.end_tokens)
+                params = msgspec.structs.replace(params, end_tokens=ends)
             if not parsed.is_seeded:  # equal prompts are different draws
                 params = msgspec.structs.replace(params, seed=params.seed + index)
             if not params.max_new_tokens:
