@@ -4,12 +4,15 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Iterable, Mapping
-from typing import final
+from typing import Final, final
 
 from mooncake_lab.serving.calibration import measuring_limit_s
 from mooncake_lab.serving.launch import WorkerError
 from mooncake_lab.serving.messages import Measure, Measured, Ping, ResetPrefixCache
 from mooncake_lab.serving.supervisor import Supervisor
+
+_END_S: Final = 3.0
+"""How long a process may take to end after its connection."""
 
 
 @final
@@ -45,19 +48,23 @@ class Questions:
         """Let one worker of each role time itself, one after the other while nothing else runs.
 
         Raises:
-            WorkerError: when one ends meanwhile, or takes too long.
+            WorkerError: when one ends meanwhile, with the reason, or takes too long.
         """
         links, found = self._supervisor.links, list[Measured]()
         names = {role: name for name, role in reversed(list(roles.items()))}
         for role, name in names.items():
             port = links[names["decode"]].ready.port if role == "prefill" else None
             self._measured[name] = asyncio.get_running_loop().create_future()
-            links[name].send(Measure(port))
-            limit_s = measuring_limit_s(links[name].ready.shape)
+            link = links[name]
+            link.send(Measure(port))
+            limit_s = measuring_limit_s(link.ready.shape)
             try:
                 found.append(await asyncio.wait_for(self._measured[name], limit_s))
             except TimeoutError:
                 raise WorkerError(f"{name} did not measure its speed within {limit_s:g} s") from None
+            except WorkerError as error:
+                await asyncio.to_thread(link.process.wait, _END_S)  # the reason comes last
+                raise WorkerError(f"{error}: {link.process.reason()}") from None
         return found
 
     async def drain(self, order: type[Ping | ResetPrefixCache] = Ping) -> None:

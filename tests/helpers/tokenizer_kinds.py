@@ -6,10 +6,12 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 CORPUS = ["hello world this is a test of tokens, isn't it? 0123456789 {}", "中国我的说道 今天天气很好"] * 3
-SPECIAL = ("<unk>", "<s>", "</s>")
+UNKNOWN = "<unk>"
+SPECIAL = (UNKNOWN, "<s>", "</s>")
 PIECES = [
-    "hello world", "中国我的说道", "你好世界今天天气很好。", "สวัสดีครับผมชื่อสมชาย", "👩‍👩‍👧‍👦🏳️‍🌈👍🏽", "\x00\x01\x1b\t\n\r\x7f",
-    "e\u0301a\u0308n\u0303", "   ", " leading", "</s>", "<s>", "▁", "\ufffd", "€€€€", "é", "مرحبا", "नमस्ते", " .", "n't",
+    "hello world", "中国我的说道", "你好世界今天天气很好。", "สวัสดีครับผมชื่อสมชาย", "👩‍👩‍👧‍👦🏳️‍🌈👍🏽",
+    "\x00\x01\x1b\t\n\r\x7f", "e\u0301a\u0308n\u0303", "   ", " leading", "</s>", "<s>", "▁", "\ufffd", "€€€€",
+    "é", "مرحبا", "नमस्ते", " .", "n't",
 ]  # fmt: skip
 
 
@@ -53,7 +55,7 @@ def byte_fallback():
     merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("▁", "hello"), ("▁", "w"), ("o", "r")]
     names = _bytes_first([*letters, *("".join(pair) for pair in merges)])
     vocabulary = {name: place for place, name in enumerate(names)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True, unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     tokenizer.decoder = decoders.Sequence(steps)
@@ -66,7 +68,7 @@ def unigram():
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
-        vocab_size=90, special_tokens=list(SPECIAL), unk_token="<unk>", show_progress=False
+        vocab_size=90, special_tokens=list(SPECIAL), unk_token=UNKNOWN, show_progress=False
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     return _begin_token(tokenizer)
@@ -84,7 +86,7 @@ def unigram_bytes():
 
 def word_pieces():
     """Of BERT: decoding puts spaces between words, and removes some of them."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.WordPiece()
     trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=list(SPECIAL), show_progress=False)

@@ -285,7 +285,7 @@ def test_small_engines_are_measured_with_what_fits(pool, reference):
     with LiveCluster(*flat.live(device="cpu", backend="dense", **COUPLED, device_tokens=1024), pool=pool) as live:
         assert live.generate([[1, 2, 3]], max_new_tokens=4) == reference([[1, 2, 3]], 4)
     with pytest.raises(ValueError, match=r"KVCache \(max_total_tokens\) is too small"):
-        LiveCluster(*flat.live(device="cpu", backend="dense", **COUPLED, device_tokens=256), pool=pool).__enter__()
+        LiveCluster(*flat.live(device="cpu", backend="dense", **COUPLED, device_tokens=16), pool=pool).__enter__()
 
 
 def test_measures_itself(pool):

@@ -80,7 +80,7 @@ class ChatTemplate:
             raise _refused(error) from error
         place, folded = 0, prompt.casefold()
         for index, message in enumerate(messages):
-            word = _LAST_WORD.search(message.text)
+            word = _LAST_WORD.search(next((part for part in reversed(message.parts) if part.strip()), ""))
             if word is None or _REASONING_END in message.text:  # templates drop how former answers were found
                 continue
             place = max(folded.find(word[1].casefold(), place), folded.find(word[1].casefold()))
