@@ -382,7 +382,9 @@ def replay(
     ttft_slo: TTFT = 30.0,
     tbt_slo: TBT = 0.1,
     transfer_backend: TransferBackend = "tcp",
-    max_model_len: Annotated[int, at_least(2, "Longest context; longer requests are left out.")] = 8192,
+    max_model_len: Annotated[
+        int, at_least(2, "Longest context, as far as the model has it; longer requests are left out.")
+    ] = 8192,
     device: Device = "auto",
     threads: Threads = 1,
     seed: LiveSeed = 0,
@@ -400,9 +402,12 @@ def replay(
     """
     options = locals()
     refuse_same_file(trace, log=log)
-    whole = read_or_fail("replay", trace, lenient=lenient, block_size_tokens=block_size)
-    scaled = _scaled(whole, divide, max_model_len, num_prompts, speed)
+    read = read_or_fail("replay", trace, lenient=lenient, block_size_tokens=block_size)
     with failing("replay", RuntimeError):
+        from mooncake_lab.engine import check_model  # takes seconds to import
+
+        longest = min(max_model_len, check_model(model).max_positions)
+        scaled = _scaled(read, divide, longest, num_prompts, speed)
         spec, live = live_spec(context, options, block_size_tokens=scaled.block_size_tokens, spares=0)
         show_start()
         numbers = _replayed(scaled, spec, live, SLO(ttft_s=ttft_slo, tbt_s=tbt_slo), log)

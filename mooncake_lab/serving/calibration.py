@@ -32,8 +32,8 @@ _BATCHES: Final = ((1, 32), (1, 512), (4, 128), (8, 64), (16, 32), (16, 128))
 _SHORT_CONTEXT: Final = 4
 """Of batches in a window in which those above have no room."""
 _LEAST_PROMPTS: Final = 3
-_LEAST_BATCHES: Final = 2
-"""Of each so many are needed to fit a latency model."""
+_LEAST_BATCHES: Final = 3
+"""Of each so many are needed to fit a latency model, which has three coefficients for each."""
 _STEPS: Final = 6
 _REPEATS: Final = 3
 _ENOUGH_S: Final = 8.0

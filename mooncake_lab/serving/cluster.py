@@ -12,6 +12,7 @@ import numpy.typing as npt
 from mooncake_lab.cluster import ClusterSpec, Event
 from mooncake_lab.conductor import ClusterView, Decided, Estimator
 from mooncake_lab.core import Record, Request, TracedRequest
+from mooncake_lab.engine import check_model
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving.launch import Launcher
 from mooncake_lab.serving.messages import DropConnections, SamplingParams
@@ -77,8 +78,11 @@ class LiveCluster:
         """Start the workers.
 
         Raises:
+            OSError, ValueError: when the directory of the model has no model of this engine, before workers start.
             WorkerError: when a worker does not start, with the reason.
         """
+        if not self.options.model.startswith("random:"):
+            check_model(self.options.model)
         self._thread.start()
         try:
             self._do(self._runtime.__aenter__())

@@ -54,12 +54,12 @@ class Questions:
         names = {role: name for name, role in reversed(list(roles.items()))}
         for role, name in names.items():
             port = links[names["decode"]].ready.port if role == "prefill" else None
-            self._measured[name] = asyncio.get_running_loop().create_future()
+            answer = self._measured[name] = asyncio.get_running_loop().create_future()
             link = links[name]
             link.send(Measure(port))
             limit_s = measuring_limit_s(link.ready.shape)
             try:
-                found.append(await asyncio.wait_for(self._measured[name], limit_s))
+                found.append(await asyncio.wait_for(answer, limit_s))
             except TimeoutError:
                 raise WorkerError(f"{name} did not measure its speed within {limit_s:g} s") from None
             except WorkerError as error:

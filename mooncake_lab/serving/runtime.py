@@ -4,11 +4,10 @@ The coordinator (`mooncake_lab.cluster`) follows each request, as in the simulat
 of tokens, the messages, and the order in which both are handled. All of it belongs to one event loop.
 """
 
-import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final, Self, final
 
 import msgspec
@@ -18,7 +17,6 @@ import numpy.typing as npt
 from mooncake_lab.cluster import POOL, ClusterSpec, Command, Coordinator, Event, WorkerState, events
 from mooncake_lab.conductor import ClusterView, Decided, Estimator, LatencyEstimator
 from mooncake_lab.core import CacheChanged, Record, Request, blocks_for
-from mooncake_lab.engine import check_model
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving import messages
 from mooncake_lab.serving.calibration import latency_model
@@ -94,8 +92,6 @@ class ClusterRuntime:
         self._is_shut = False
 
     async def __aenter__(self) -> Self:
-        if not self.options.model.startswith("random:"):  # files that are missing cost no start of workers
-            await asyncio.to_thread(check_model, self.options.model)
         try:
             await self.supervisor.start()
             if self.model is None:
@@ -258,12 +254,6 @@ class ClusterRuntime:
     def view(self, request: Request) -> ClusterView:
         """What the Conductor may know about a request now; looking changes nothing."""
         return self.coordinator.view(request, self.now_s())
-
-    def end_tokens(self, more: Iterable[int] = ()) -> tuple[int, ...]:
-        """The tokens that end an answer: those of the model's config, and more as far as the model knows them."""
-        ready = self.supervisor.ready
-        known = (token for token in more if token < ready.shape.vocabulary)
-        return tuple(dict.fromkeys((*ready.end_tokens, *known)))
 
     def max_model_len(self) -> int:
         """The most tokens that a prompt and its answer may have together."""

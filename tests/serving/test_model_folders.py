@@ -13,9 +13,11 @@ import pytest
 import torch
 from model_folders import BY_NAME, FOLDERS, TEMPLATE, base, fields, make
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
+from mooncake_lab.cli import app
 from mooncake_lab.engine import CoupledEngine, EngineSettings, GenerationRequest, check_model, load_model
-from mooncake_lab.serving import LiveCluster
+from mooncake_lab.serving import LiveCluster, WorkerPool
 from mooncake_lab.serving.openai_api.text_stream import text_of
 from mooncake_lab.serving.openai_api.tokenizer import tokenizer_of
 
@@ -68,24 +70,23 @@ def test_a_folder_that_cannot_be_used_is_refused_in_a_sentence(parent, name):
     assert "Traceback" not in says
 
 
-@pytest.mark.parametrize("name", ["config_html", "shard_cut", "original_null", "weights_lfs", "tensor_missing"])
-def test_every_command_refuses_it(parent, tmp_path, name):
+@pytest.mark.parametrize("name", ["config_html", "shard_cut", "original_null", "weights_lfs"])
+def test_every_command_refuses_it(parent, tmp_path, name, monkeypatch):
     """`generate` and `replay` say the same sentence, and end with code 1 before a worker is started."""
     directory = parent / name
     if not directory.is_dir():
         make(BY_NAME[name], parent)
     prompts, trace = tmp_path / "prompts.json", tmp_path / "trace.jsonl"
+    monkeypatch.setattr(WorkerPool, "launch", None)
     prompts.write_text("[[1, 2, 3]]")
     trace.write_text(
         json.dumps({"timestamp": 0, "input_length": 600, "output_length": 32, "hash_ids": [0, 1]}) + "\n"
     )
     for command in (["generate", "--prompt-ids", prompts], ["replay", trace], ["serve", "--port", "0"]):
-        program = [sys.executable, "-m", "mooncake_lab", *command, "--model", directory]
-        done = subprocess.run(program, capture_output=True, text=True, check=False)
-        assert done.returncode == 1, done.stderr
-        assert re.search(BY_NAME[name].refused, done.stderr), done.stderr
-        assert "Traceback" not in done.stderr
-        assert "starting" not in done.stderr
+        done = CliRunner().invoke(app, [str(word) for word in (*command, "--model", directory)])
+        assert done.exit_code == 1, done.output
+        assert re.search(BY_NAME[name].refused, done.stderr), done.output
+        assert done.stderr.count("\n") == 1
 
 
 def test_the_window_of_a_linearly_scaled_model_is_stretched(parent):
@@ -157,7 +158,7 @@ def test_a_server_ends_at_the_end_token_of_the_tokenizer(tmp_path):
     base(directory, "byte_fallback", max_position_embeddings=256)
     expected = greedy(directory, 24)
     theirs = AutoTokenizer.from_pretrained(directory)
-    end = expected[7]
+    end = next(token for token in expected[4:] if theirs.convert_ids_to_tokens(token) is not None)
     fields("tokenizer_config.json", eos_token=theirs.convert_ids_to_tokens(end))(directory)
     ended = expected[: expected.index(end) + 1]
     model = load_model(str(directory), device="cpu", dtype="float32", backend="dense")

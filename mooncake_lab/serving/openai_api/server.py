@@ -14,6 +14,7 @@ import uvicorn
 
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import Record
+from mooncake_lab.engine import check_model
 from mooncake_lab.serving.openai_api.app import OpenAIApp
 from mooncake_lab.serving.openai_api.connections import ClientConnection, ClientLimits, Gate, available_files
 from mooncake_lab.serving.openai_api.telemetry import Telemetry
@@ -77,7 +78,8 @@ async def serve(
 
     listener, url = listen(address.host, address.port)
     with contextlib.closing(listener):
-        tokenizer = await asyncio.to_thread(tokenizer_of, options.model)  # before workers load for nothing
+        await asyncio.to_thread(check_model, options.model)  # before workers load for nothing
+        tokenizer = await asyncio.to_thread(tokenizer_of, options.model)
         loop, this = asyncio.get_running_loop(), asyncio.current_task()
         assert this is not None  # noqa: S101  # a coroutine runs in a task
         for number in _SIGNALS:
