@@ -1,12 +1,14 @@
 # ruff: noqa: INP001 - Sphinx finds an extension by its file, not in a package
 """What the book says about its own chapters, all of it read from the executed copies when the book is built.
 
-`{headline-table}` shows the eight headlines and how all claims ended. `{chapter-table}` lists the chapters with
-reading time, run time and verdicts. Each chapter opens with the steps in the life of a request that it is about,
-and with how long it takes. Under each figure there is a link to what it draws, and under each chapter stand the
-numbers that it recorded, to be downloaded. A figure without a picture has no number.
+`{headline-table}` shows the eight headlines and how all claims ended. `{written-for-twins}` lists the statements
+that were written for the twin of a trace that this build found; else it is empty. `{chapter-table}` lists the
+chapters with reading time, run time and verdicts. Each chapter opens with the steps in the life of a request that
+it is about, and with how long it takes. Under each figure there is a link to what it draws, and under each chapter
+stand the numbers that it recorded, to be downloaded. A figure without a picture has no number.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,14 +18,19 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from mooncake_lab.batch.chapters import Chapter, chapter, figure_data, life_strip, tables, verdict_counts
+from mooncake_lab.batch.expressions import Records
 from mooncake_lab.batch.plan import topic_of
+from mooncake_lab.batch.provenance import read_provenance
+from mooncake_lab.batch.written_for import found_besides, written_for_twins
 from mooncake_lab.paper import headlines, scorecard
 from mooncake_lab.paper.comparison import VERDICT_CLASSES
 from mooncake_lab.paper.pages import counted
 from mooncake_lab.paper.scorecard import chapter_number
+from mooncake_lab.workload import RELEASES
 
 CHAPTERS = "chapters"
 RECORDS = "_generated"
+STATEMENTS = "statements"
 DATA = "data"
 BEFORE_THE_COLLECTORS = 300  # which number the figures and list the sections of a page
 
@@ -32,6 +39,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives and the downloads."""
     app.add_directive("headline-table", HeadlineTable)
     app.add_directive("chapter-table", ChapterTable)
+    app.add_directive("written-for-twins", WrittenForTwins)
     app.connect("doctree-read", open_chapter)
     app.connect("doctree-read", unnumber_empty_figures, priority=BEFORE_THE_COLLECTORS)
     app.connect("doctree-read", link_figures)
@@ -50,6 +58,48 @@ class HeadlineTable(SphinxDirective):
         self.env.note_reread()
         said = self.parse_text_to_nodes(f"{top.evidence()} {counted(card)}")
         return [nodes.raw("", top._repr_html_(), format="html"), *said]
+
+
+class WrittenForTwins(SphinxDirective):
+    """What was written for twins of traces that this build found: a sentence, and a folded list of statements."""
+
+    def run(self) -> list[nodes.Node]:
+        """Read them from the statements of all pages."""
+        self.env.note_reread()
+        text = twins_note(Path(self.env.srcdir))
+        return self.parse_text_to_nodes(text) if text else []
+
+
+def twins_note(folder: Path) -> str:
+    """The directive's Markdown; empty where all traces are those that the pages were written for."""
+    provenance = read_provenance(folder / RECORDS)
+    traces = found_besides(provenance) if provenance else ()
+    if not traces:
+        return ""
+    pages = written_for_twins(folder / STATEMENTS, Records(folder / RECORDS), traces)
+    which = " and ".join(RELEASES[name].label for name in traces)
+    several = len(traces) > 1
+    intro = (
+        f"This build found the released {which} trace{'s' * several}. The pages were written for generated twins"
+        f" of {'these traces' if several else 'this trace'}. Their numbers are those of this build, but the words"
+        " of these statements were chosen for the twins:\n"
+    )
+    count = sum(len(said) for said in pages.values())
+    lines = [intro, f":::{{dropdown}} Statements that were written for twins ({count})"]
+    for name, said in pages.items():
+        chapter_page = folder / CHAPTERS / f"{name}.ipynb"
+        address = f"{CHAPTERS}/{name}.ipynb" if chapter_page.is_file() else f"{name}.md"
+        title = f"Chapter {chapter_number(name)}" if chapter_page.is_file() else name
+        link = f"[{title}]({address})" if (folder / address).is_file() else title
+        lines += [f"* {link}", *(f"  * {plain(text)}" for text in said)]
+    return "\n".join([*lines, ":::\n"])
+
+
+def plain(fragment: str) -> str:
+    """A fragment of a page without its markup, which it may cut in two; dots stand for its numbers."""
+    text = re.sub(r"\{\{?\w+\}?\}`([^`<]+?) *(?:<[^`]*)?`", r"\1", fragment)
+    text = re.sub(r"\]\([^)]*\)?", "", re.sub(r"\{[^{}]*\}", "…", text))
+    return re.sub(r"([\\<>$|#])", r"\\\1", re.sub(r"[*`\[\]{}]", "", text))
 
 
 class ChapterTable(SphinxDirective):
