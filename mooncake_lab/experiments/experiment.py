@@ -11,7 +11,7 @@ side in one table.
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import CancelledError, Executor, Future, as_completed
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
@@ -88,14 +88,17 @@ def run(experiment: E | Sequence[E], executor: Executor | None = None, *, cache:
 
     Returns:
         One line a row of each point, in the order of the points: the experiment's fields, then its row.
+
+    Raises:
+        ConnectionError: when the executor ended before all points were computed; rows of the others are kept.
     """
     points = [experiment] if dataclasses.is_dataclass(experiment) else list(experiment)
     digests = [digest_of(point) if cache and is_of_package(point) else None for point in points]
     found = [cached_rows(digest) if digest else None for digest in digests]
     missing = [index for index, rows in enumerate(found) if rows is None]
-    for index, rows in zip(missing, _compute([points[i] for i in missing], executor), strict=True):
-        found[index] = rows
-        digest = digests[index]
+    for at, rows in _compute([points[i] for i in missing], executor):
+        found[missing[at]] = rows
+        digest = digests[missing[at]]
         if digest is not None:
             keep_rows(digest, rows)
     lines = [
@@ -147,19 +150,32 @@ def value(table: pd.DataFrame, column: str, **values: Any) -> Any:
     return found
 
 
-def _compute(points: Sequence[Experiment], executor: Executor | None) -> Iterable[list[dict[str, Any]]]:
+def _compute(
+    points: Sequence[Experiment], executor: Executor | None
+) -> Iterable[tuple[int, list[dict[str, Any]]]]:
+    """The rows of each point with its place, as soon as they are there."""
     bar = tqdm(total=len(points), unit="point", leave=False, disable=None if len(points) > 1 else True)
     with bar:
         if executor is None:
-            for point in points:
-                yield _rows_of(point)
+            for at, point in enumerate(points):
+                yield at, _rows_of(point)
                 bar.update()
             return
-        futures: list[Future[list[dict[str, Any]]]] = [executor.submit(_rows_of, point) for point in points]
-        for future in futures:
-            future.add_done_callback(lambda _: bar.update())
-        for future in futures:
-            yield future.result()
+        places: dict[Future[list[dict[str, Any]]], int] = {}
+        for at, point in enumerate(points):
+            places[executor.submit(_rows_of, point)] = at
+        lost = 0
+        for future in as_completed(places):
+            bar.update()
+            try:
+                yield places[future], future.result()
+            except CancelledError:  # its scheduler ended
+                lost += 1
+        if lost:
+            raise ConnectionError(
+                f"the executor ended before {lost} of {len(points)} points were computed; start it again, and run"
+                " them again: unless cache is False, those that were computed are kept"
+            )
 
 
 def _rows_of(point: Experiment) -> list[dict[str, Any]]:

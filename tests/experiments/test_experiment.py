@@ -3,7 +3,7 @@
 import dataclasses
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,6 +67,26 @@ class TestRun:
         with ThreadPoolExecutor(3) as pool:
             parallel = run(points, pool, cache=False)
         pd.testing.assert_frame_equal(parallel, run(points, cache=False))
+
+    def test_an_executor_that_ends_keeps_what_was_computed(self, marks):
+        """Points that it cancelled are counted in one sentence; the others are kept, also those behind them."""
+
+        class Ending(Executor):
+            def submit(self, compute, point):
+                future = Future()
+                if point.x == 1:
+                    future.cancel()
+                    future.set_running_or_notify_cancel()
+                else:
+                    future.set_result(compute(point))
+                return future
+
+        points = vary(Square(str(marks.parent)), x=[0, 1, 2])
+        with pytest.raises(ConnectionError, match="the executor ended before 1 of 3 points were computed"):
+            run(points, Ending())
+        assert marks.read_text() == "xx"
+        assert run(points)["square"].tolist() == [0, 1, 4]
+        assert marks.read_text() == "xxx"
 
     def test_kept_results_are_not_computed_again(self, marks):
         """A second run of the same point reads what the first one kept, and gives the same table."""
