@@ -6,7 +6,7 @@ policy states otherwise, ties break on the order of the view: that in which the 
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal
@@ -244,7 +244,8 @@ class FewestRequests:
         pairs = zip(view.decode, view.prefill, strict=True)
         loads = [(here.requests, instance.assigned_requests) for here, instance in pairs]
         chosen = loads.index(min(loads))
-        return LoadBalance().place(request, view.replace(prefill=(view.prefill[chosen],)), estimate)
+        placed = LoadBalance().place(request, view.replace(prefill=(view.prefill[chosen],)), estimate)
+        return replace(placed, reason="fewest requests")
 
 
 PLACEMENT_POLICIES: Final[Mapping[str, Callable[[], PlacementPolicy]]] = MappingProxyType(

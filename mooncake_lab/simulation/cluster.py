@@ -49,8 +49,8 @@ class Cluster:
         ValueError: when nodes have SSDs that the model does not know, or an unknown instance is to fail.
     """
 
-    pool: PrefixPool
-    """The caches of prefill instances; coupled ones have their own."""
+    pool: PrefixPool | None
+    """The caches of prefill instances; None where instances are coupled, for each of these has its own."""
     _transfer: KVTransfer
 
     def __init__(
@@ -125,7 +125,7 @@ class Cluster:
         names = [name for name, role in spec.roles.items() if role == "prefill"]
         cards = dict.fromkeys(names, prefill.prefill_group)
         network = Network(loop, model.transfer.bytes_per_s, model.transfer.latency_s, cards=cards)
-        self.pool = PrefixPool(
+        self.pool = pool = PrefixPool(
             names,
             capacity_tokens=prefill.cache_tokens * prefill.prefill_group,
             ssd_tokens=prefill.ssd_tokens * prefill.prefill_group,
@@ -139,16 +139,16 @@ class Cluster:
             loop,
             model,
             network,
-            self.pool,
+            pool,
             fetch_timeout_s=prefill.fetch_timeout_s,
             streams_layers=spec.streams_layers,
             report=self.report,
         )
         for name in names:
             self._prefill[name] = PrefillInstance(
-                loop, name, prefill, model, group, self.pool, self._transfer, self.report
+                loop, name, prefill, model, group, pool, self._transfer, self.report
             )
-            self._up(name, "prefill", 0, self.pool.caches[name])
+            self._up(name, "prefill", 0, pool.caches[name])
         for name in [name for name, role in spec.roles.items() if role == "decode"]:
             self._decode[name] = DecodeInstance(loop, name, model, decode, self.report)
             self._up(name, "decode", decode.device_tokens)
@@ -157,6 +157,7 @@ class Cluster:
         self, spec: ClusterSpec, pool: CoupledPool, max_tokens_of: Callable[[TracedRequest], int]
     ) -> None:
         """Instances that prefill and decode."""
+        self.pool = None
         for name in spec.roles:
             instance = CoupledInstance(
                 self._loop, name, self._model, pool, spec.block_size_tokens, max_tokens_of, self.report
@@ -307,7 +308,7 @@ class Cluster:
         instance = self._prefill.get(name) or self._decode.get(name) or self.coupled[name]
         if not instance.up:
             return
-        if name in self._prefill:
+        if self.pool is not None and name in self._prefill:
             self.pool.drop(name)
         if name not in self.coupled:
             self._transfer.cancel(name)

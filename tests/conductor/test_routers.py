@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_lab.conductor import ClusterView, DecodeView, LatencyEstimator, PrefillView
-from mooncake_lab.conductor.placement import FewestRequests, named_placement
+from mooncake_lab.conductor.placement import PLACEMENT_POLICIES, FewestRequests, named_placement
 from mooncake_lab.core import Request
 from mooncake_lab.testbeds import paper_node_latency
 
@@ -26,6 +26,24 @@ def test_fewest_requests_wins_and_ties_take_turns(counts):
     """The chosen instance has the fewest requests, and among those the fewest ever."""
     placed = FewestRequests().place(REQUEST, seen(counts), BELIEF)
     assert counts[int(placed.prefill[1:])][:2] == min((here, sent) for here, sent, _ in counts)
+
+
+@pytest.mark.parametrize("name", PLACEMENT_POLICIES)
+def test_the_reason_is_what_decided(name):
+    """The log says what each policy looked at; here the instance with fewest requests has most backlog."""
+    reasons = {
+        "random": "drawn by chance",
+        "round_robin": "least assigned_requests",
+        "load_balance": "least backlog_s",
+        "fewest_requests": "fewest requests",
+        "longest_prefix": "longest prefix",
+        "cache_aware": "shortest expected TTFT, local prefix",
+        "kvcache_centric": "shortest expected TTFT, local prefix",
+    }
+    placed = named_placement(name, 0).place(REQUEST, seen([(5, 9, 0.0), (1, 3, 8.0)]), BELIEF)
+    assert placed.reason == reasons[name]
+    if name == "fewest_requests":
+        assert (placed.prefill, placed.decode) == ("i1", "i1")
 
 
 def test_fewest_requests_counts_instances_that_do_both():

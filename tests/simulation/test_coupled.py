@@ -220,6 +220,16 @@ class TestEveryPolicy:
         assert instance.instance.blocks.free_blocks == instance.instance.limits.capacity_blocks
 
 
+def test_a_coupled_cluster_has_no_pool():
+    """The pool is that of prefill instances: None where there are none, for a new cluster and after a run."""
+    cluster = Cluster(ClusterSpec.coupled(nodes=1, prefix_caching=True), MODEL)
+    assert cluster.pool is None
+    cluster.run(requests([(0.0, 600, 3)], block=512))
+    assert cluster.pool is None
+    pools = ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=1)
+    assert set(Cluster(pools, MODEL).pool.caches) == {"prefill-0", "prefill-1"}
+
+
 class TestPreempted:
     def test_a_preempted_request_is_no_hit(self):
         """Where nothing is shared the hit rate is 0, though a preempted request finds its own blocks again."""
