@@ -1,12 +1,13 @@
 """`mooncake-lab serve` and `replay`: a live cluster behind an OpenAI-compatible API, or under a smaller trace."""
 
 import contextlib
-import ipaddress
+import inspect
 import logging
 import math
+import re
 import secrets
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, final
@@ -40,7 +41,6 @@ from mooncake_lab.cli.options import (
     at_least,
     bad_usage_if,
     fail,
-    failing,
     file_to_write,
     print_numbers,
     read_or_fail,
@@ -65,8 +65,12 @@ _FIELDS: Final = {
     "prefill": "prefill_nodes",
     "decode": "decode_nodes",
     "coupled": "nodes",
+    "worker_timeout": "worker_timeout_s",
 }
 """The field of `LiveOptions` or of the spec that an option sets, where its name is another."""
+_FIELD_NAMES: Final = re.compile(
+    r"(?<![\w/.-])(?P<kind>(?:LiveOptions|ClusterSpec|PrefillPool|DecodePool|CoupledPool)\.)?(?P<name>[a-z]\w*)(?!\w|[/.]\w)"
+)
 
 
 def serve(
@@ -116,6 +120,16 @@ def serve(
         int, at_least(1, "Maximum number of unfinished requests; further ones are refused.")
     ] = 1024,
     threads: Threads = 1,
+    spares: Annotated[
+        int,
+        at_least(
+            0, "Processes that wait with the model loaded to replace a worker; started only where memory is left."
+        ),
+    ] = 1,
+    worker_timeout: Annotated[
+        float,
+        at_least(1e-9, "How long a request may wait for a worker when none is up, before it gets 503 (s)."),
+    ] = 60.0,
     host: Annotated[str, typer.Option(help="Address to listen on; loopback by default.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 lets the system choose one.")
@@ -179,7 +193,7 @@ def serve(
         typer.echo(f"stopping; {requests} requests under way have {shutdown_timeout:g} s to finish", err=True)
 
     try:
-        with failing("serve", WorkerError), contextlib.ExitStack() as opening:
+        with _failing("serve", WorkerError), contextlib.ExitStack() as opening:
             records = None if log is None else opening.enter_context(_RunLog(log))
             write = None if records is None else records.write
             asyncio.run(serve_until_told(spec, live, address, opened=opened, write=write, ending=ending))
@@ -236,8 +250,41 @@ def live_spec(context: typer.Context, options: dict[str, Any], **others: Any) ->
         live = LiveOptions(**{name: value for name, value in settings.items() if name in of_runtime})
         check_live(spec, live)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(by_option(str(error), options)) from error
     return spec, live
+
+
+@contextlib.contextmanager
+def _failing(command: str, *more: type[Exception]) -> Generator[None]:
+    """`failing`, also for errors of storage, and with the names of options in the reason."""
+    from mooncake_lab.store.backends.base import StorageError
+
+    try:
+        yield
+    except (ValueError, OSError, StorageError, *more) as error:
+        options = inspect.signature({"serve": serve, "replay": replay}[command]).parameters
+        fail(command, by_option(str(error) or type(error).__name__, options))
+
+
+def by_option(sentence: str, names: Iterable[str]) -> str:
+    """A sentence about fields of the spec or of `LiveOptions`, with the names of the options that set them.
+
+    Names of one word are left as they are, unless their class is named too: they are words of English.
+
+    Args:
+        sentence: an error message.
+        names: of the parameters of the command.
+    """
+    options = {_FIELDS.get(name, name): name for name in names}
+
+    def shown(found: re.Match[str]) -> str:
+        name = found["name"]
+        option = options.get(name)
+        if option is None or not (found["kind"] or "_" in name):
+            return found[0]
+        return f"--{option.replace('_', '-')}"
+
+    return _FIELD_NAMES.sub(shown, sentence)
 
 
 def _names(*kinds: Any) -> set[str]:
@@ -248,7 +295,7 @@ def _names(*kinds: Any) -> set[str]:
 def show_start() -> None:
     """Report on stderr which workers start, what they load, and when they are ready."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    for name in ("supervisor", "runtime", "launch.pool"):
+    for name in ("supervisor", "runtime", "questions", "launch.pool"):
         logging.getLogger(f"mooncake_lab.serving.{name}").setLevel(logging.INFO)
 
 
@@ -306,10 +353,9 @@ def _warnings(host: str, key: str | None, used: set[str | None]) -> list[str]:
 
 
 def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    from mooncake_lab.serving.openai_api.app import is_loopback
+
+    return is_loopback(host.removeprefix("[").removesuffix("]"))
 
 
 def _key(context: typer.Context, given: str | None, *, no_api_key: bool) -> str | None:
@@ -403,7 +449,7 @@ def replay(
     options = locals()
     refuse_same_file(trace, log=log)
     read = read_or_fail("replay", trace, lenient=lenient, block_size_tokens=block_size)
-    with failing("replay", RuntimeError):
+    with _failing("replay", RuntimeError):
         from mooncake_lab.engine import check_model  # takes seconds to import
 
         longest = min(max_model_len, check_model(model).max_positions)

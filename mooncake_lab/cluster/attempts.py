@@ -63,6 +63,8 @@ class CoordinatorRules:
     """How old the loads may be on which the Conductor decides; 0 is always the present."""
     wait_for_workers: bool = False
     """Whether a request that finds no worker waits for one; else it is rejected."""
+    longest_wait_s: float | None = None
+    """How long it waits before it is rejected after all; None is no limit."""
     max_inflight_requests: int | None = None
     """One more is rejected; None is no limit."""
     max_attempts: int | None = None
@@ -80,6 +82,8 @@ class RequestState:
     attempt: Attempt
     """The current one, or the last; number 0 before the first."""
     phase: Phase = "deciding"
+    waits_since_s: float = 0.0
+    """When it began to wait for a worker, in the phase "waiting"."""
     placement: Placement | None = None
     """The placement of the current attempt; None while it has none."""
     prefill: WorkerState = field(init=False)
@@ -186,7 +190,7 @@ class Attempts:
         if view.prefill and view.decode:
             decision = self._decision(request, view, is_first=not state.attempt.n)
         elif self._rules.wait_for_workers:
-            state.phase = "waiting"
+            self._wait(state, now_s)
             return
         else:
             up = f"{len(view.prefill)} prefill and {len(view.decode)} decode instances live"
@@ -195,6 +199,27 @@ class Attempts:
             self.reject(state, decision.stage, state.why + decision.reason, now_s)
         else:
             self._place(state, decision, now_s)
+
+    def _wait(self, state: RequestState, now_s: float) -> None:
+        """Let a request wait for a worker; a change that still leaves it none does not begin the wait anew."""
+        if state.phase == "waiting":
+            return
+        state.phase, state.waits_since_s = "waiting", now_s
+        if self._rules.longest_wait_s is not None:
+            self.commands.append(events.SetTimer(state.request.id, self._rules.longest_wait_s))
+
+    def stop_waiting(self, state: RequestState, now_s: float) -> None:
+        """Reject a request that has waited for a worker as long as it may; the timer may be of an earlier wait."""
+        longest_s = self._rules.longest_wait_s
+        if longest_s is None:
+            return
+        left_s = state.waits_since_s + longest_s - now_s
+        if left_s > 0:
+            self.commands.append(events.SetTimer(state.request.id, left_s))
+            return
+        view = self._workers.view(state.request, now_s, self.history)
+        up = f"{len(view.prefill)} prefill and {len(view.decode)} decode workers are up"
+        self.reject(state, "capacity", f"{up}; one of each did not come up within {longest_s:g} s", now_s)
 
     def _decision(self, request: Request, view: ClusterView, *, is_first: bool) -> Decision:
         spec = self._spec

@@ -6,6 +6,7 @@ worker has to do, as far as its events tell, is its `WorkerState`. `Attempts` be
 requests; the handlers here say which event leads from one phase to the next:
 
     RequestArrived, TimerFired  deciding    -> queued: placed; else it is rejected, or it is waiting
+    TimerFired                  waiting     -> rejected, when it has waited as long as it may
     PrefillStarted              queued      -> prefilling
     PrefillDone                 prefilling  -> moving
     KVArrived                   moving      -> loading: admitted a second time; else it is rejected
@@ -178,6 +179,8 @@ class Coordinator:
     def _timer_fired(self, _: events.TimerFired, state: RequestState) -> None:
         if state.phase == "deciding":
             self._attempts.decide(state, self._now_s)
+        elif state.phase == "waiting":
+            self._attempts.stop_waiting(state, self._now_s)
 
     # prefill
 

@@ -56,7 +56,7 @@ class RequestArrived(ClusterEvent, frozen=True, kw_only=True, gc=False):
 
 
 class TimerFired(ClusterEvent, frozen=True, kw_only=True, gc=False):
-    """The time of a `SetTimer` is over: a request is to be decided."""
+    """The time of a `SetTimer` is over: a request is to be decided, or has waited for a worker long enough."""
 
     request_id: int
 

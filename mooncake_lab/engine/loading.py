@@ -7,6 +7,7 @@ import torch
 from mooncake_lab.batching import SarathiServe
 from mooncake_lab.engine.backends import choose_backend
 from mooncake_lab.engine.config import LlamaConfig, config_from_shape
+from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.loop import Engine, EngineSettings
 from mooncake_lab.engine.model import LlamaModel, make_model
 from mooncake_lab.engine.sequence import GenerationRequest
@@ -42,10 +43,7 @@ def load_model(
         ValueError: when the shape, the device, the dtype or the backend is unknown, or weights do not fit.
     """
     place = _device(device)
-    numbers = dtype or ("float32" if place.type == "cpu" else "bfloat16")
-    if numbers not in DTYPES:
-        raise ValueError(f"unknown dtype {numbers!r}; allowed are {', '.join(DTYPES)}")
-    kind = DTYPES[numbers]
+    kind = _kind(dtype, place)
     if place.type == "cuda" and ":" in str(place):
         torch.cuda.set_device(place)  # own kernels and recorded graphs run on the current device
     operators = choose_backend(place, kind, backend)
@@ -71,10 +69,36 @@ def check_model(name: str) -> LlamaConfig:
     return check_weights(Path(name))
 
 
+def layout_of(name: str, device: str, dtype: str | None, *, block_tokens: int) -> KVLayout:
+    """The sizes of a model's KVCache blocks, from its configuration alone; for the arguments see `load_model`.
+
+    The fingerprint is empty, since it depends on the weights.
+
+    Raises:
+        FileNotFoundError, ValueError: as `check_model`.
+    """
+    config = check_model(name)
+    return KVLayout(
+        fingerprint=b"",
+        layers=config.layers,
+        kv_heads=config.kv_heads,
+        head_width=config.head_width,
+        dtype=_kind(dtype, _device(device)),
+        block_tokens=block_tokens,
+    )
+
+
 def warm_up(model: LlamaModel) -> None:
     """Run a prefill and a decode once, so that what is compiled on first use is compiled."""
     engine = Engine(model, SarathiServe(), EngineSettings(block_size_tokens=16, cache_blocks=4))
     engine.generate(GenerationRequest(prompt=[0] * tokens, max_new_tokens=3, end_tokens=()) for tokens in (1, 3))
+
+
+def _kind(dtype: str | None, place: torch.device) -> torch.dtype:
+    numbers = dtype or ("float32" if place.type == "cpu" else "bfloat16")
+    if numbers not in DTYPES:
+        raise ValueError(f"unknown dtype {numbers!r}; allowed are {', '.join(DTYPES)}")
+    return DTYPES[numbers]
 
 
 def _device(name: str) -> torch.device:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from mooncake_lab.cluster import ClusterSpec, WorkerState, events
 from mooncake_lab.conductor import Estimator
 from mooncake_lab.core import Request, block_keys
+from mooncake_lab.serving.launch import LONGEST_PAUSE_S
 from mooncake_lab.serving.messages import Ready, SamplingParams
 from mooncake_lab.serving.spec import LiveOptions
 from mooncake_lab.serving.stream import End, FailedError, RejectedError, RequestStream, check_prompt
@@ -97,6 +98,8 @@ class Clients:
             stream.close(End("cancelled", FailedError(command.reason) if is_shut else None))
         elif command.stage == "failed":
             stream.close(End("failed", FailedError(command.reason)))
+        elif command.stage == "capacity":  # no worker could serve it
+            stream.close(End("failed", FailedError(command.reason, LONGEST_PAUSE_S)))
         else:
             retry_after_s = self._retry_after_s(stream, now_s, estimate)
             stream.close(End("rejected", RejectedError(command.stage, command.reason, retry_after_s)))

@@ -6,6 +6,7 @@ A prefix is read layer by layer while the prompt behind it is computed (arXiv Fi
 
 import mmap
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Generator, Iterable, Sequence
@@ -17,14 +18,15 @@ from typing import Final, final
 import numpy as np
 import torch
 
-from mooncake_lab.cluster import POOL
+from mooncake_lab.cluster import POOL, ClusterSpec, PrefillPool
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
+from mooncake_lab.engine.loading import layout_of
 from mooncake_lab.serving.kv_transfer import LayerStream
 from mooncake_lab.serving.kv_transfer.fetch import ArrivingBlocks
 from mooncake_lab.serving.messages import CacheUpdate
 from mooncake_lab.serving.pacer import PacedLink
-from mooncake_lab.serving.spec import WorkerSpec
+from mooncake_lab.serving.spec import LiveOptions, WorkerSpec
 from mooncake_lab.store.backends import (
     BlockNotFoundError,
     DramBackend,
@@ -35,7 +37,9 @@ from mooncake_lab.store.backends import (
     SsdBackend,
     StorageBackend,
     StorageError,
+    StorageFullError,
 )
+from mooncake_lab.store.backends.ssd import missing_bytes
 from mooncake_lab.store.backends.ssd_slab import extent_bytes
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
@@ -403,9 +407,8 @@ class PrefixCache:
             raise StorageError("the prefix cache is closed")
 
     def _open_ssd(self, spec: WorkerSpec, folder: str) -> SsdBackend:
-        blocks = max(1, spec.ssd_tokens // spec.block_size_tokens)
-        capacity = blocks * extent_bytes(bytes(_KEY_BYTES), self.layout.block_bytes)
-        return SsdBackend(Path(folder) / spec.name, capacity, fingerprint=self.layout.fingerprint)
+        capacity_bytes = ssd_bytes(spec.ssd_tokens, self.layout)
+        return SsdBackend(Path(folder) / spec.name, capacity_bytes, fingerprint=self.layout.fingerprint)
 
     def _open_store(self) -> TieredStore:
         media = [medium for medium in (self._dram, self._ssd, self._pool) if medium is not None]
@@ -419,6 +422,36 @@ class PrefixCache:
                 )
                 for medium in media
             ]
+        )
+
+
+def ssd_bytes(tokens: int, layout: KVLayout) -> int:
+    """The size of a slab for so many tokens."""
+    return max(1, tokens // layout.block_tokens) * extent_bytes(bytes(_KEY_BYTES), layout.block_bytes)
+
+
+def check_ssd(spec: ClusterSpec, options: LiveOptions) -> None:
+    """Refuse SSD folders that another process uses, or that do not fit on their disk, before any model is loaded.
+
+    Raises:
+        StorageError: when another process has one open, or too few bytes are free.
+        OSError: when one cannot be made, or the model has no readable configuration.
+        ValueError: likewise.
+    """
+    if options.ssd_dir is None:
+        return
+    folder = Path(options.ssd_dir)
+    layout = layout_of(options.model, options.device, options.dtype, block_tokens=spec.block_size_tokens)
+    pool = spec.pools[0]
+    assert isinstance(pool, PrefillPool)  # noqa: S101  # `check_live` has refused an SSD for others
+    wanted = ssd_bytes(pool.ssd_tokens, layout)
+    names = [name for name, role in spec.roles.items() if role == "prefill"]
+    missing = sum(missing_bytes(folder / name, wanted) for name in names)
+    free = shutil.disk_usage(folder).free
+    if missing > free:
+        raise StorageFullError(
+            f"{folder} needs {missing} more bytes for the ssd_tokens {pool.ssd_tokens} of {len(names)} prefill"
+            f" workers, and {free} are free there"
         )
 
 

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import itertools
+import logging
+import time
 from collections.abc import Iterable, Mapping
 from typing import Final, final
 
@@ -10,6 +12,9 @@ from mooncake_lab.serving.calibration import measuring_limit_s
 from mooncake_lab.serving.launch import WorkerError
 from mooncake_lab.serving.messages import Measure, Measured, Ping, ResetPrefixCache
 from mooncake_lab.serving.supervisor import Supervisor
+from mooncake_lab.serving.timeouts import within
+
+_LOG: Final = logging.getLogger(__name__)
 
 _END_S: Final = 3.0
 """How long a process may take to end after its connection."""
@@ -55,16 +60,17 @@ class Questions:
         for role, name in names.items():
             port = links[names["decode"]].ready.port if role == "prefill" else None
             answer = self._measured[name] = asyncio.get_running_loop().create_future()
-            link = links[name]
+            link, began_s = links[name], time.monotonic()
             link.send(Measure(port))
             limit_s = measuring_limit_s(link.ready.shape)
             try:
-                found.append(await asyncio.wait_for(answer, limit_s))
+                found.append(await within(answer, limit_s))
             except TimeoutError:
                 raise WorkerError(f"{name} did not measure its speed within {limit_s:g} s") from None
             except WorkerError as error:
                 await asyncio.to_thread(link.process.wait, _END_S)  # the reason comes last
                 raise WorkerError(f"{error}: {link.process.reason()}") from None
+            _LOG.info("%s has timed itself in %.1f s", name, time.monotonic() - began_s)
         return found
 
     async def drain(self, order: type[Ping | ResetPrefixCache] = Ping) -> None:
@@ -76,7 +82,7 @@ class Questions:
             for link in links.values():
                 link.send(order(number))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(everybody.wait(), self._timeout_s)
+                await within(everybody.wait(), self._timeout_s)
             self._waiting.pop(number, None)
 
     def answered(self, name: str, number: int) -> bool:

@@ -74,6 +74,7 @@ class ClusterRuntime:
             heard=self._heard,
             worker_exit=self._worker_exit,
             pool_gone=self._pool_gone,
+            time_passes=self._time_passes,
         )
         self.questions = Questions(self.supervisor, options.heartbeat_timeout_s)
         self.estimate = estimate
@@ -84,6 +85,8 @@ class ClusterRuntime:
         self._zero_s = time.monotonic()
         self._events: deque[Event] = deque()
         self._handling = False
+        self._timers_s: dict[int, float] = {}
+        """Time until the timer of a request, by its id; only time counts that this process had."""
         self._write = write
         self.on_decision: Callable[[Decided], None] | None = None
         """Told each decision of the runs that begin from now on."""
@@ -157,6 +160,7 @@ class ClusterRuntime:
                     self._cancel_attempt(events.CancelAttempt(state.attempt, worker.name))
             self._clients.cancel_all()
         self._run += 1
+        self._timers_s.clear()
         self.questions.forget()
         self._clients = Clients(self.spec, self.options, self.supervisor.ready, lambda: self.workers)
         self._coordinator = Coordinator(
@@ -255,6 +259,11 @@ class ClusterRuntime:
         """What the Conductor may know about a request now; looking changes nothing."""
         return self.coordinator.view(request, self.now_s())
 
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The tokens with which the model ends an answer."""
+        return self.supervisor.ready.end_tokens
+
     def max_model_len(self) -> int:
         """The most tokens that a prompt and its answer may have together."""
         return self._clients.max_model_len()
@@ -300,8 +309,12 @@ class ClusterRuntime:
                 self._clients.reject(command, self.now_s(), self.estimate, is_shut=self._is_shut)
             case events.Finish():
                 self._clients.finish(command)
-            case _:  # `StartDecode`: the worker decodes as soon as KVCache is there; a refusal cancels
-                pass
+            case events.SetTimer():
+                self._timers_s[command.request_id] = command.delay_s
+            case events.StartDecode():
+                pass  # the worker decodes as soon as KVCache is there; a refusal cancels
+            case _:  # pyright: ignore[reportUnnecessaryComparison]  # one that was added, and forgotten here
+                raise TypeError(f"a live cluster cannot carry out {command}")
 
     def _prepare_decode(self, command: events.PrepareDecode) -> None:
         """Tell a decode worker which request will arrive.
@@ -399,6 +412,13 @@ class ClusterRuntime:
             self._events = deque(early)
             return
         self.report(events.WorkerDown(at_s=self.now_s(), worker=name))
+
+    def _time_passes(self, seconds: float) -> None:
+        """Fire the timers that are due."""
+        self._timers_s = {id_: left_s - seconds for id_, left_s in self._timers_s.items() if id_ in self.streams}
+        for request_id in [id_ for id_, left_s in self._timers_s.items() if left_s <= 0]:
+            del self._timers_s[request_id]
+            self.report(events.TimerFired(at_s=self.now_s(), request_id=request_id))
 
     def _pool_gone(self) -> None:
         if self._coordinator is not None:  # else the first run begins without what it held

@@ -91,6 +91,8 @@ class LiveOptions(WorkerOptions):
     """How long a worker may take to start, the loading of its model included."""
     heartbeat_timeout_s: float = 20.0
     """A worker that sends nothing for so long is killed and replaced."""
+    worker_timeout_s: float = 60.0
+    """A request that no worker can serve waits so long for one to come up; then it fails."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -251,6 +253,7 @@ def coordinator_rules(options: LiveOptions) -> CoordinatorRules:
     """The rules of a live cluster: its requests wait for workers, and a policy's error costs one request."""
     return CoordinatorRules(
         wait_for_workers=True,
+        longest_wait_s=options.worker_timeout_s,
         max_inflight_requests=options.max_inflight_requests,
         max_attempts=options.max_attempts,
         reject_policy_errors=True,

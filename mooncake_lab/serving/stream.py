@@ -1,7 +1,7 @@
 """The answer to one request as its client sees it."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -28,7 +28,16 @@ class RejectedError(Exception):
 
 
 class FailedError(RuntimeError):
-    """An accepted request could not be served, in any of its attempts (HTTP 503)."""
+    """An accepted request could not be served, in any of its attempts (HTTP 503).
+
+    Args:
+        reason: why.
+        retry_after_s: when the client may try again, if that may help.
+    """
+
+    def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +90,20 @@ class RequestStream:
 
     def complete_by(self, end_tokens: tuple[int, ...]) -> str | None:
         """Why no more tokens come after those shown, `end_token` or `length`; None where more come."""
+        return self.ended_by(self.tokens, end_tokens)
+
+    def ended_by(self, tokens: Sequence[int], end_tokens: tuple[int, ...]) -> str | None:
+        """The same of the first tokens of the answer."""
         ends = end_tokens if self.params.end_tokens is None else self.params.end_tokens
-        if self.tokens and self.tokens[-1] in ends:
+        if tokens and tokens[-1] in ends:
             return "end_token"
-        return "length" if len(self.tokens) >= self.params.max_new_tokens else None
+        return "length" if len(tokens) >= self.params.max_new_tokens else None
+
+    async def ended(self) -> None:
+        """Return when no more tokens come; those that came and were not read are dropped."""
+        while not isinstance(news := await self._news.get(), End):
+            pass
+        self._news.put_nowait(news)
 
     async def __aiter__(self) -> AsyncGenerator[int, None]:
         """Its tokens as they come.

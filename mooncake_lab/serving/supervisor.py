@@ -22,7 +22,10 @@ from mooncake_lab.serving import messages
 from mooncake_lab.serving.launch import LaunchedWorker, Launcher, WorkerError, pause_before_restart_s
 from mooncake_lab.serving.launch.local import WorkerPool
 from mooncake_lab.serving.launch.pool import PoolServer
+from mooncake_lab.serving.prefix_cache import check_ssd
 from mooncake_lab.serving.spec import LiveOptions, worker_spec
+from mooncake_lab.serving.timeouts import tick, within
+from mooncake_lab.store.backends import StorageError
 
 _LOG: Final = logging.getLogger(__name__)
 _STOP_S: Final = 3.0
@@ -61,6 +64,7 @@ class Supervisor:
         heard: called with each message of a worker, in the order in which they come.
         worker_exit: called when a worker is gone.
         pool_gone: called when the pool is.
+        time_passes: called about once a second, with the time that this process had since the last call (s).
     """
 
     ready: messages.Ready
@@ -76,12 +80,13 @@ class Supervisor:
         heard: Callable[[str, messages.WorkerMessage], None],
         worker_exit: Callable[[str], None],
         pool_gone: Callable[[], None],
+        time_passes: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._options = options
         self._spec = spec
         self._roles = spec.roles
         self._worker_up, self._heard = worker_up, heard
-        self._worker_exit, self._pool_gone = worker_exit, pool_gone
+        self._worker_exit, self._pool_gone, self._time_passes = worker_exit, pool_gone, time_passes
         self._token = secrets.token_bytes(32)
         self.links: dict[str, Link] = {}
         self.pool = PoolServer(options, self._token, self._pool_changed)
@@ -104,6 +109,10 @@ class Supervisor:
                 await asyncio.to_thread(load_wheel)
             except MooncakeError as error:
                 raise WorkerError(str(error)) from error
+        try:
+            check_ssd(self._spec, options)
+        except (StorageError, OSError, ValueError) as error:
+            raise WorkerError(f"the SSD cannot be used: {error}") from error
         who = ", ".join(roles)
         _LOG.info("starting %s: each loads %s with %d threads", who, options.model, options.threads)
         self._tasks = [asyncio.create_task(self._keep_running(name), name=name) for name in roles]
@@ -237,7 +246,7 @@ class Supervisor:
         """
         limit_s = self._options.start_timeout_s
         try:
-            body = await asyncio.wait_for(messages.receive_frame(reader), limit_s)
+            body = await within(messages.receive_frame(reader), limit_s)
         except TimeoutError:
             raise WorkerError(f"it was not ready within {limit_s:g} s: {process.reason()}") from None
         if body is None:
@@ -269,14 +278,14 @@ class Supervisor:
         While this process itself did not run (it was stopped, or the machine is overloaded), it pinged nobody and
         read nothing: that time does not count as silence.
         """
-        now_s = time.monotonic()
         while True:
-            due_s = now_s + _PING_S
-            await asyncio.sleep(_PING_S)
+            began_s = time.monotonic()
+            counted_s = await tick(_PING_S)
             now_s = time.monotonic()
             for name, link in list(self.links.items()):
-                link.heard_s = min(now_s, link.heard_s + now_s - due_s)
+                link.heard_s = min(now_s, link.heard_s + (now_s - began_s - counted_s))
                 if now_s - link.heard_s > self._options.heartbeat_timeout_s:
                     _LOG.warning("%s has sent nothing for %.0f s", name, now_s - link.heard_s)
                     link.process.kill()
                 link.send(messages.Ping(0))
+            self._time_passes(counted_s)

@@ -5,17 +5,19 @@ from typing import Final, Protocol
 
 from mooncake_lab.serving.spec import WorkerSpec
 
-_LONGEST_PAUSE_S: Final = 10.0
+LONGEST_PAUSE_S: Final = 10.0
+"""Between two attempts to start a worker."""
 
 
-def pause_before_restart_s(before_s: float, ran_s: float) -> float:
+def pause_before_restart_s(before_s: float, ran_s: float, *, longest_s: float = LONGEST_PAUSE_S) -> float:
     """How long to wait before a process is started again: none after a long run, else twice as long as before.
 
     Args:
         before_s: how long the last restart waited.
         ran_s: how long the process ran.
+        longest_s: how long it may wait.
     """
-    return 0.0 if ran_s > _LONGEST_PAUSE_S else min(max(0.1, 2 * before_s), _LONGEST_PAUSE_S)
+    return 0.0 if ran_s > LONGEST_PAUSE_S else min(max(0.1, 2 * before_s), longest_s)
 
 
 class WorkerError(RuntimeError):

@@ -21,15 +21,21 @@ from typing import Final, Literal, Self, final
 import msgspec
 
 from mooncake_lab.serving.launch import WorkerError, pause_before_restart_s
+from mooncake_lab.serving.launch.memory import memory_left_bytes
 from mooncake_lab.serving.spec import LiveOptions, WorkerSpec, model_options
 
 MOST_BYTES: Final = 2**16
 """Of one message between a pool and a process."""
 READY: Final = b"ready "
-"""Begins the message of a process that waits for a `WorkerSpec`; the number of workers it has been follows."""
+"""Begins the message of a process that waits for a `WorkerSpec`. There follow the number of workers that it has
+been, and the most memory that it has had (bytes)."""
 _LOG: Final = logging.getLogger(__name__)
 _PROGRAM: Final = Path(__file__).with_name("process.py")
 _JOIN_S: Final = 10.0
+_SPARE_PAUSE_S: Final = 60.0
+"""The longest pause before a spare is started again that ended before it was used."""
+_NO_ROOM_S: Final = 10.0
+"""After so long it is looked again whether there is memory for a spare."""
 
 State = Literal["starting", "idle", "assigned", "ended"]
 
@@ -50,8 +56,10 @@ class _Process:
         self.child: subprocess.Popen[bytes] | None = None
         self.reason = ""
         """Why it ended; empty until then."""
+        self.is_loaded = False
+        """Whether it has been ready once."""
+        self.background = background
         self._pool = pool
-        self._background = background
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.thread = threading.Thread(target=self._watch, name="worker-process", daemon=True)
 
@@ -82,7 +90,7 @@ class _Process:
 
     def _run(self) -> str:
         """Start the process and listen to it until it ends; why it ended."""
-        priority = "background" if self._background else "foreground"
+        priority = "background" if self.background else "foreground"
         threads = str(self._pool.model.threads)
         with self._pool.changed:
             if self._pool.is_closed:
@@ -98,7 +106,8 @@ class _Process:
         error = ""
         while message := self._receive():
             if message.startswith(READY):
-                self._pool.process_ready(self, int(message.removeprefix(READY)))
+                workers, memory_bytes = message.removeprefix(READY).split()
+                self._pool.process_ready(self, int(workers), int(memory_bytes))
             else:
                 error = message.decode(errors="replace")
         status = self.child.wait()
@@ -164,6 +173,11 @@ class WorkerPool:
         self._pause_s = 0.0
         """Before the next spare is started: more after each that ended before it was used."""
         self._closing = threading.Event()
+        self._loading_bytes = 0
+        """The most memory that a process has taken to load the model."""
+        self._cannot_load = False
+        """Whether the last process that was needed at once could not load the model."""
+        self._waits_for_memory = False
 
     def __enter__(self) -> Self:
         return self
@@ -212,14 +226,21 @@ class WorkerPool:
             if self.is_closed:
                 raise ConnectionError("the pool of worker processes is closed")
             idle = next((process for process in self._processes if process.state == "idle"), None)
-            process = idle or self._add(background=False)
+            if idle is None:
+                process = self._add(background=False)
+            else:
+                process, self._cannot_load = idle, False
             process.state = "assigned"
             process.assignment += 1
             self._top_up()
             return process, RunningWorker(self, process)
 
     def keep_spares(self) -> None:
-        """From now on prepare spares in the background, whenever fewer are ready than the spec asks for."""
+        """From now on prepare spares in the background, whenever fewer are ready than the spec asks for.
+
+        None is prepared while less memory is left than a process took to load the model, nor while workers that
+        are needed at once load it, or try to: a spare costs no worker its memory or its time.
+        """
         with self.changed:
             self._keeps_spares = True
             self._top_up()
@@ -243,13 +264,18 @@ class WorkerPool:
         for process in processes:
             process.thread.join(_JOIN_S)
 
-    def process_ready(self, process: _Process, workers: int) -> None:
+    def process_ready(self, process: _Process, workers: int, memory_bytes: int) -> None:
         """A process has loaded the model, or has finished being so many workers."""
         with self.changed:
+            if not process.is_loaded:
+                process.is_loaded = True
+                self._loading_bytes = max(self._loading_bytes, memory_bytes)
+                self._cannot_load = self._cannot_load and process.background
             if workers == process.assignment:
                 process.state = "idle"
                 self._pause_s = 0.0
-                self.changed.notify_all()
+            self._top_up()
+            self.changed.notify_all()
 
     def process_ended(self, process: _Process) -> None:
         """A process is gone. A spare is replaced, after a pause that grows with the number of failures."""
@@ -257,19 +283,49 @@ class WorkerPool:
             was_spare = process.state in {"starting", "idle"}
             process.state = "ended"
             self._processes.remove(process)
+            if not process.is_loaded and not process.background:
+                self._cannot_load = True
             self.changed.notify_all()
             if self.is_closed or not (was_spare and self._keeps_spares):
                 return
-            pause_s = self._pause_s = pause_before_restart_s(self._pause_s, 0.0)
+            pause_s = self._pause_s = pause_before_restart_s(self._pause_s, 0.0, longest_s=_SPARE_PAUSE_S)
         _LOG.warning("a spare worker process ended: %s; another starts in %.1f s", process.reason, pause_s)
         self._closing.wait(pause_s)
         with self.changed:
             self._top_up()
 
     def _top_up(self) -> None:
-        if self._keeps_spares and not self.is_closed:
-            for _ in range(self._spares - self._count("idle") - self._count("starting")):
-                self._add(background=True)
+        """Start spares, as many as are wanted and there is memory for."""
+        if not self._keeps_spares or self.is_closed or self._cannot_load:
+            return
+        if any(not process.is_loaded and not process.background for process in self._processes):
+            return  # they are needed at once, and take the cores and the memory first
+        for _ in range(self._spares - self._count("idle") - self._count("starting")):
+            if not self._has_memory_for_spare():
+                return
+            self._add(background=True)
+
+    def _has_memory_for_spare(self) -> bool:
+        """Whether one more process could load the model beside those that load it; if not, look again later."""
+        left_bytes, loading = memory_left_bytes(), self._count("starting")
+        if left_bytes is None or left_bytes >= self._loading_bytes * (1 + loading):
+            return True
+        if not self._waits_for_memory:
+            self._waits_for_memory = True
+            says = "no spare worker is started: %.0f MB of memory are left, and loading the model took %.0f MB;"
+            says += " without a spare, replacing a worker that is lost takes as long as starting one"
+            _LOG.warning(says, left_bytes / 1e6, self._loading_bytes / 1e6)
+            threading.Thread(target=self._await_memory, name="spares", daemon=True).start()
+        return False
+
+    def _await_memory(self) -> None:
+        """Start the spares that are lacking when there is memory for them."""
+        while not self._closing.wait(_NO_ROOM_S):
+            with self.changed:
+                self._top_up()
+                if self._spares <= self._count("idle") + self._count("starting"):
+                    self._waits_for_memory = False
+                    return
 
     def _add(self, *, background: bool) -> _Process:
         process = _Process(self, background=background)

@@ -17,6 +17,7 @@ from typing import Final, final
 from mooncake_lab.serving.launch import WorkerError, pause_before_restart_s
 from mooncake_lab.serving.launch.pool_process import ERROR
 from mooncake_lab.serving.spec import LiveOptions
+from mooncake_lab.serving.timeouts import within
 
 _LOG: Final = logging.getLogger(__name__)
 _PROGRAM: Final = Path(__file__).with_name("pool_process.py")
@@ -117,7 +118,7 @@ class PoolServer:
         process.stdin.write(f"{self._token.hex()}\n".encode())
         line = b""
         with contextlib.suppress(TimeoutError):
-            line = await asyncio.wait_for(process.stdout.readline(), _START_S)
+            line = await within(process.stdout.readline(), _START_S)
         said = line.decode().strip()
         if not said or said.startswith(ERROR):
             with contextlib.suppress(ProcessLookupError):

@@ -4,6 +4,7 @@ Started by `local.WorkerPool` as a file, never by hand. Little is imported at fi
 parent at once, and a spare imports the rest at low priority, on a thread of its own.
 """
 
+import contextlib
 import ctypes
 import gc
 import logging
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 _PR_SET_NAME: Final = 15
 _NICE: Final = 10
 """Added while a spare is prepared, on one thread: only root may return to a higher priority."""
+_DISPENSABLE: Final = 500
+"""Added to the `oom_score_adj` of a spare: half of the memory that there is."""
+_MOST_OOM_SCORE: Final = 1000
 _THREADS_END_S: Final = 3.0
 _REASON_BYTES: Final = 2**15
 
@@ -41,25 +45,68 @@ def main() -> None:
     pool = socket.socket(fileno=int(descriptor))
     pool.set_inheritable(False)
     try:
-        models = _prepare_in_background(pool) if priority == "background" else _prepare(pool)
-        _serve(pool, models)
+        score = OomScore()
+        if priority == "background":
+            score.raise_()
+            models = _prepare_in_background(pool)
+        else:
+            models = _prepare(pool)
+        _serve(pool, models, score)
     except BaseException as error:  # noqa: BLE001  # whatever it is, the cluster is told why
         _fail(pool, error)
 
 
-def _serve(pool: socket.socket, models: "dict[str, LlamaModel]") -> None:
+class OomScore:
+    """Whom the kernel kills first when memory runs out (Linux): a process that waits rather than one that serves.
+
+    Args:
+        path: of the score of this process; anybody may raise it, and lower it to what it was before.
+    """
+
+    def __init__(self, path: Path = Path("/proc/self/oom_score_adj")) -> None:
+        self._path = path
+        self._before: str | None = None
+
+    def raise_(self) -> None:
+        """Let this process be killed before those that serve."""
+        if self._before is not None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            before = self._path.read_text().strip()
+            # those that serve may have a score of their own; a process above it is killed before them
+            self._path.write_text(str(min(_MOST_OOM_SCORE, max(0, int(before)) + _DISPENSABLE)))
+            self._before = before
+
+    def restore(self) -> None:
+        """Let it be killed as late as before."""
+        if self._before is not None:
+            try:
+                self._path.write_text(self._before)
+            except OSError as error:
+                logging.getLogger(__name__).warning(
+                    "%s stays at its raised value, so that this worker is killed first when memory runs out: %s",
+                    self._path,
+                    error,
+                )
+            self._before = None
+
+
+def _serve(pool: socket.socket, models: "dict[str, LlamaModel]", score: OomScore) -> None:
     """Be one worker after the other."""
     import msgspec
 
     from mooncake_lab.serving.launch.local import MOST_BYTES, READY
+    from mooncake_lab.serving.launch.memory import most_memory_bytes
     from mooncake_lab.serving.spec import WorkerSpec
 
     workers = 0
     while True:
-        pool.send(READY + str(workers).encode())
+        score.raise_()
+        pool.send(READY + f"{workers} {most_memory_bytes()}".encode())
         message, descriptors, _, _ = socket.recv_fds(pool, MOST_BYTES, 1)
         if not message:
             os._exit(0)  # the pool is closed; the destructors of torch take seconds
+        score.restore()
         spec = msgspec.msgpack.decode(message, type=WorkerSpec)
         _set_title(spec.name)
         _work(socket.socket(fileno=descriptors[0]), spec, models)
@@ -155,7 +202,9 @@ def _is_clean(spec: "WorkerSpec") -> bool:
 
 def _fail(pool: socket.socket, error: BaseException) -> None:
     """Report why this process ends: bad input in one sentence, anything else with a traceback on stderr."""
-    if isinstance(error, (ValueError, OSError, MemoryError)):
+    from mooncake_lab.store.backends.base import StorageError
+
+    if isinstance(error, (ValueError, OSError, MemoryError, StorageError)):
         reason = str(error) or type(error).__name__
     else:
         logging.getLogger(__name__).error("a worker process failed", exc_info=error)

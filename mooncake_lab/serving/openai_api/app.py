@@ -1,6 +1,7 @@
 """The HTTP application: OpenAI's routes over a live cluster."""
 
 import asyncio
+import bisect
 import contextlib
 import hmac
 import ipaddress
@@ -10,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar, final
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.applications import Starlette
@@ -19,6 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mooncake_lab.serving.openai_api.errors import error_body
 from mooncake_lab.serving.openai_api.parsing import BadRequestError, ParsedRequest, Reader
 from mooncake_lab.serving.openai_api.streaming import Choice, Delta, Envelope, begin, pieces, stop
 from mooncake_lab.serving.openai_api.telemetry import Telemetry
@@ -29,10 +32,13 @@ from mooncake_lab.serving.stream import FailedError, RejectedError
 MOST_BODY_BYTES: Final = 8 * 1024**2
 MOST_RECEIVED_BYTES: Final = 256 * 1024**2
 """Of all bodies that are being received, or wait to be read, at once."""
-_READERS: Final = 2
-"""Threads that read requests: behind a long one, a short one still has its turn."""
+_READERS_BYTES: Final = (2**10, 2**12, 2**14, 2**18)
+"""Bodies up to each of these sizes have a thread of their own that reads them, and so have longer ones: what is
+tokenised in milliseconds does not wait for what takes seconds."""
 _CLIENT_CLOSED: Final = 499
-_KINDS: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_FOREIGN_HOST: Final = (
+    "the request is for the host {!r}; without an API key, this server answers only to localhost and its address"
+)
 _Result = TypeVar("_Result")
 
 
@@ -46,7 +52,7 @@ class OpenAIApp:
         telemetry: what `/metrics` shows.
         token: what clients must bring; None lets everybody in.
         model: the name by which clients ask for the model; None takes the cluster's.
-        body_s: how long a client may take to send a body.
+        host: where it listens; without a token at a loopback address, requests for another host are refused.
     """
 
     def __init__(
@@ -57,22 +63,25 @@ class OpenAIApp:
         token: str | None,
         *,
         model: str | None = None,
-        body_s: float = 30.0,
+        host: str = "127.0.0.1",
     ) -> None:
         self.runtime = runtime
         self._tokenizer = tokenizer
         self._telemetry = telemetry
         self._token = token
         self._model = runtime.options.model if model is None else model
-        self._body_s = body_s
+        self._host = host.strip("[]").lower()
         self._opened = int(time.time())
         self._received_bytes = 0
         # a long prompt takes long to tokenise: the event loop must go on meanwhile
-        self._reading = ThreadPoolExecutor(_READERS, thread_name_prefix="tokenizer")
+        self._readers = [
+            ThreadPoolExecutor(1, thread_name_prefix="tokenizer") for _ in range(len(_READERS_BYTES) + 1)
+        ]
 
     def close(self) -> None:
         """End the threads that read requests."""
-        self._reading.shutdown(wait=False, cancel_futures=True)
+        for reader in self._readers:
+            reader.shutdown(wait=False, cancel_futures=True)
 
     def asgi(self) -> ASGIApp:
         """The application, for any ASGI server."""
@@ -84,14 +93,25 @@ class OpenAIApp:
             Route("/metrics", self._guarded(self._metrics, is_open_here=True), methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
         ]
-        raised = (HTTPException, BadRequestError, RejectedError, FailedError, ClientDisconnect)
-        return _unambiguous(Starlette(routes=routes, exception_handlers=dict.fromkeys(raised, _refusal)))
+        there = ", ".join(f"{method} {each.path_format}" for each, method in _calls(routes))
+
+        async def refusal(request: Request, raised: Exception) -> Response:
+            if isinstance(raised, HTTPException) and raised.status_code in {404, 405}:
+                says = f"there is no {request.method} {request.url.path} here; there are {there}"
+                return _error(raised.status_code, says, headers=dict(raised.headers or {}))
+            return await _refusal(request, raised)
+
+        raised = (HTTPException, BadRequestError, RejectedError, FailedError, ClientDisconnect, Exception)
+        return _unambiguous(Starlette(routes=routes, exception_handlers=dict.fromkeys(raised, refusal)))
 
     def _guarded(self, act: Callable[[Request], Any], *, is_open_here: bool = False) -> Callable[[Request], Any]:
         """The same, for clients that know the token, or for those of this machine too."""
 
         async def guarded(request: Request) -> Response:
-            if not (self._knows_token(request) or (is_open_here and _is_from_here(request))):
+            open_here = is_open_here and _is_from_here(request)
+            if (self._token is None or open_here) and not self._is_for_here(request):
+                raise HTTPException(403, _FOREIGN_HOST.format(request.headers["host"]))
+            if not (self._knows_token(request) or open_here):
                 says = "the bearer token is missing or wrong; the server printed it when it began"
                 raise HTTPException(401, says, headers={"WWW-Authenticate": "Bearer"})
             return await act(request)
@@ -103,6 +123,32 @@ class OpenAIApp:
             return True
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token.encode())
+
+    def _is_for_here(self, request: Request) -> bool:
+        """Whether a request names this server's host; where it listens on more than loopback, any name may be its.
+
+        A page of another host can give its own name the address 127.0.0.1 (DNS rebinding), and a browser then lets
+        it read what is here.
+        """
+        named = request.headers.get("host")
+        if named is None or not is_loopback(self._host):
+            return True
+        host = urlsplit(f"//{named}").hostname or ""
+        return host == self._host or is_loopback(host)
+
+    def _check_kind(self, request: Request) -> None:
+        """Without a token, bodies have to be declared as JSON: browsers send no other page's JSON unasked.
+
+        Raises:
+            HTTPException: when it is something else.
+        """
+        kind = request.headers.get("content-type")
+        if self._token is not None or (kind or "").partition(";")[0].strip().lower() == "application/json":
+            return
+        said = "is missing" if kind is None else f"is {kind[:80]!r}"
+        raise HTTPException(
+            415, f"the Content-Type of the body {said}; without an API key, application/json is required"
+        )
 
     async def _completions(self, request: Request) -> Response:
         return await self._answer(request, Reader.completion)
@@ -132,10 +178,12 @@ class OpenAIApp:
 
     async def _answer(self, request: Request, read: Callable[[Reader, bytes], ParsedRequest]) -> Response:
         received_s = time.monotonic()
+        self._check_kind(request)
         async with self._body(request) as body:
             most = self.runtime.max_model_len()
             reader = Reader(tokenizer=self._tokenizer, model=self._model, most_tokens=most)
-            parsed = await asyncio.get_running_loop().run_in_executor(self._reading, read, reader, body)
+            thread = self._readers[bisect.bisect_left(_READERS_BYTES, len(body))]
+            parsed = await asyncio.get_running_loop().run_in_executor(thread, read, reader, body)
         name = f"{'chatcmpl' if parsed.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
         choices = begin(self.runtime, parsed, self._tokenizer, name)
         envelope = Envelope(id=name, model=self._model, parsed=parsed)
@@ -167,18 +215,15 @@ class OpenAIApp:
         """The body of a request, as far as it may go; its bytes count among all that came until it is read.
 
         Raises:
-            HTTPException: when it is larger than allowed, takes longer, or comes with too many others.
+            HTTPException: when it is larger than allowed, or comes with too many others.
+            ClientDisconnect: when the client hangs up, or took too long and was told so.
         """
         found = bytearray()
         try:
-            try:
-                async with asyncio.timeout(self._body_s):
-                    async for chunk in request.stream():
-                        found += chunk
-                        self._received_bytes += len(chunk)
-                        self._check_size(len(found))
-            except TimeoutError:
-                raise HTTPException(408, f"the body did not come within {self._body_s:g} s") from None
+            async for chunk in request.stream():
+                found += chunk
+                self._received_bytes += len(chunk)
+                self._check_size(len(found))
             yield bytes(found)
         finally:
             self._received_bytes -= len(found)
@@ -199,7 +244,7 @@ class OpenAIApp:
             async with contextlib.aclosing(rest) as news:
                 piece = first
                 while piece is not None:
-                    if piece.text or piece.tokens or piece.choice.finish_reason:
+                    if piece.text or piece.tokens or piece.finish_reason:
                         yield _event(envelope.part(piece, choices, is_first=piece.choice.index not in begun))
                         begun.add(piece.choice.index)
                     piece = await anext(news, None)
@@ -207,13 +252,18 @@ class OpenAIApp:
                 yield _event(envelope.closing(choices))
             yield b"data: [DONE]\n\n"
         except (FailedError, RejectedError) as failed:
-            yield _event(_error_body(503, str(failed), None, "failed"))
+            yield _event(error_body(503, str(failed), None, "failed"))
         finally:
             stop(self.runtime, choices)
 
     @property
     def _described(self) -> dict[str, Any]:
         return {"id": self._model, "object": "model", "created": self._opened, "owned_by": "mooncake-lab"}
+
+
+def _calls(routes: list[Route]) -> list[tuple[Route, str]]:
+    """Each route with its method."""
+    return [(route, method) for route in routes for method in route.methods or () if method != "HEAD"]
 
 
 async def _collect(choices: list[Choice], news: AsyncGenerator[Delta, None]) -> list[str]:
@@ -241,12 +291,15 @@ def _unambiguous(app: ASGIApp) -> ASGIApp:
 
 def _is_from_here(request: Request) -> bool:
     """Whether the client is on this machine; behind a proxy on this machine, whether the proxy's client is."""
-    if request.client is None:
-        return False
+    return request.client is not None and request.client.host != "localhost" and is_loopback(request.client.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine for programs on it alone: a loopback address, or `localhost`."""
     try:
-        address = ipaddress.ip_address(request.client.host)
+        address = ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return host.rstrip(".").lower() == "localhost"
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
 
@@ -264,8 +317,11 @@ async def _refusal(_: Request, raised: Exception) -> Response:
         case RejectedError():
             wait = {"Retry-After": str(math.ceil(raised.retry_after_s))}
             return _error(429, str(raised), code="rejected", headers=wait)
+        case FailedError():
+            wait = {} if raised.retry_after_s is None else {"Retry-After": str(math.ceil(raised.retry_after_s))}
+            return _error(503, str(raised), code="failed", headers=wait)
         case _:
-            return _error(503, str(raised), code="failed")
+            return _error(500, "the server failed at this request; its log says why")
 
 
 def _error(
@@ -275,12 +331,7 @@ def _error(
     code: str | None = None,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    return _json(_error_body(status, message, param, code), status, headers)
-
-
-def _error_body(status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
-    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return _json(error_body(status, message, param, code), status, headers)
 
 
 def _json(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

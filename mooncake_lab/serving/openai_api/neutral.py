@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+
 NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     {
         # OpenAI
@@ -46,4 +48,4 @@ def is_neutral(name: str, value: object) -> bool:
 
 def allowed(name: str) -> str:
     """The values of an option of `NEUTRAL` that are accepted, for an error message."""
-    return " or ".join([*(repr(one) for one in NEUTRAL[name]), "null"])
+    return " or ".join([*(msgspec.json.encode(one).decode() for one in NEUTRAL[name]), "null"])

@@ -3,7 +3,7 @@
 import contextlib
 import re
 import secrets
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar
@@ -16,6 +16,7 @@ from mooncake_lab.serving.messages import SamplingParams
 from mooncake_lab.serving.openai_api.chat_template import Message
 from mooncake_lab.serving.openai_api.neutral import HINTS, NEUTRAL, allowed, is_neutral
 from mooncake_lab.serving.openai_api.tokenizer import Tokenizer
+from mooncake_lab.serving.openai_api.validation import readable
 
 MOST_PROMPTS: Final = 64
 MOST_STOPS: Final = 16
@@ -98,7 +99,8 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
     """Ignored: OpenAI's client sends back what an answer had."""
     audio: None = None
     function_call: None = None
-    tool_calls: None = None
+    tool_calls: list[Any] | None = None
+    """Allowed is an empty list, or null; see `_refuse_tool_calls`."""
 
 
 class Chat(_Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,7 +160,7 @@ class Reader:
             BadRequestError: saying which parameter is wrong, and what is allowed; or it is for another model.
         """
         wish = _decode(body, Completion, self.model)
-        prompts = tuple(_array(prompt) for prompt in self._prompts(bytes(wish.prompt)))
+        prompts = tuple(_array(prompt) for prompt in self._prompts(bytes(wish.prompt), wish.max_tokens or 0))
         return _wanted(wish, prompts, 16 if wish.max_tokens is None else wish.max_tokens, is_chat=False)
 
     def chat(self, body: bytes) -> ParsedRequest:
@@ -177,11 +179,12 @@ class Reader:
         most = wish.max_tokens if wish.max_completion_tokens is None else wish.max_completion_tokens
         return _wanted(wish, (prompt,), most or 0, is_chat=True)
 
-    def _prompts(self, raw: bytes) -> list[list[int]]:
+    def _prompts(self, raw: bytes, most_new: int) -> Iterator[list[int]]:
         """One prompt or several, as text or as token ids: the four forms that OpenAI's API allows.
 
-        What has too many items is refused before any of them becomes an object: millions do not fit into memory
-        fast, and keep the event loop waiting for the interpreter meanwhile.
+        The first one that leaves no room for the answer that was asked for is refused, and no further text is
+        tokenised. What has too many items is refused before any of them becomes an object: millions do not fit
+        into memory fast, and keep the event loop waiting for the interpreter meanwhile.
         """
         most_items = MOST_PROMPTS * self.most_tokens
         if raw.startswith(b"[") and raw.count(b",") >= most_items:
@@ -200,10 +203,19 @@ class Reader:
                 self._check_length(len(prompt), "prompt")
             elif isinstance(prompt, int):
                 raise BadRequestError(f"a list that holds {prompt} beside other prompts", "prompt")
-            elif len(prompt) > self.most_tokens:
-                says = f"a prompt of {len(prompt)} tokens; no more than {self.most_tokens} fit"
-                raise BadRequestError(says, "prompt")
-        return [self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+            else:
+                self._check_room(len(prompt), most_new)
+        for prompt in prompts:
+            tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            self._check_room(len(tokens), most_new)
+            yield tokens
+
+    def _check_room(self, tokens: int, most_new: int) -> None:
+        if tokens > self.most_tokens:
+            raise BadRequestError(f"a prompt of {tokens} tokens; no more than {self.most_tokens} fit", "prompt")
+        if tokens + most_new > self.most_tokens:
+            says = f"{tokens} prompt tokens and {most_new} new ones are too many; together they may be"
+            raise BadRequestError(f"{says} {self.most_tokens}", "prompt")
 
     def _check_length(self, characters: int, name: str) -> None:
         most = self.most_tokens * self.tokenizer.most_characters_a_token
@@ -247,6 +259,8 @@ def _decode(body: bytes, kind: type[_Body], model: str) -> _Body:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         if len(fields) > _MOST_FIELDS:
             raise BadRequestError(f"the body has {len(fields)} options; allowed are {_MOST_FIELDS}")
+        if "messages" in fields:
+            _refuse_tool_calls(bytes(fields["messages"]))
         wish = msgspec.json.decode(msgspec.json.encode(_offered(fields)), type=kind)
     if wish.model != model:
         says = f"the model {wish.model!r} does not exist; this cluster serves {model!r}"
@@ -255,6 +269,7 @@ def _decode(body: bytes, kind: type[_Body], model: str) -> _Body:
         value = getattr(wish, name, None)
         if value is not None and not least <= value <= most:
             raise BadRequestError(f"{name} is {value}; allowed are {least} to {most}", name)
+    _stops(wish.stop)  # before a text is tokenised
     return wish
 
 
@@ -275,6 +290,28 @@ def _offered(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
             said = f"{name} is {_short(raw)}, which this server does not offer; allowed is {allowed(name)}"
             raise BadRequestError(said, name)
     return found
+
+
+class _Turn(msgspec.Struct, frozen=True, gc=False):
+    """What of a turn asks for tools."""
+
+    tool_calls: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def _refuse_tool_calls(messages: bytes) -> None:
+    """Refuse turns that called tools; their `content` is often null, which is not what stands in their way.
+
+    Raises:
+        BadRequestError: naming the first.
+    """
+    if b"tool_calls" not in messages:
+        return
+    with contextlib.suppress(msgspec.MsgspecError):  # the whole body is looked at behind this
+        for place, turn in enumerate(msgspec.json.decode(messages, type=list[_Turn])):
+            if msgspec.json.decode(turn.tool_calls):
+                name = f"messages[{place}].tool_calls"
+                says = f"{name} is {_short(turn.tool_calls)}; this server offers no tools: allowed is [] or null"
+                raise BadRequestError(says, name)
 
 
 def _short(raw: bytes) -> str:
@@ -303,6 +340,9 @@ def _readable(says: str, param: str | None = None) -> Generator[None]:
     """
     try:
         yield
+    except msgspec.ValidationError as error:
+        sentence, place = readable(str(error), param)
+        raise BadRequestError(f"{says}: {sentence}" if param else sentence, place or None) from error
     except msgspec.MsgspecError as error:
         raise BadRequestError(f"{says}: {error}", param) from error
     except UnicodeDecodeError as error:

@@ -16,11 +16,18 @@ from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import Record
 from mooncake_lab.engine import check_model
 from mooncake_lab.serving.openai_api.app import OpenAIApp
-from mooncake_lab.serving.openai_api.connections import ClientConnection, ClientLimits, Gate, available_files
+from mooncake_lab.serving.openai_api.connections import (
+    Acceptor,
+    ClientConnection,
+    ClientLimits,
+    Gate,
+    available_files,
+)
 from mooncake_lab.serving.openai_api.telemetry import Telemetry
 from mooncake_lab.serving.openai_api.tokenizer import Tokenizer, tokenizer_of
 from mooncake_lab.serving.runtime import ClusterRuntime
 from mooncake_lab.serving.spec import LiveOptions
+from mooncake_lab.serving.timeouts import TICK_S, tick
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _FAREWELL_S: Final = 3
@@ -85,7 +92,7 @@ async def serve(
         for number in _SIGNALS:
             loop.add_signal_handler(number, this.cancel)
         async with ClusterRuntime(spec, options, write=note) as runtime:
-            server = web_server(runtime, telemetry, address, ending, tokenizer)
+            server = web_server(runtime, telemetry, address, ending, tokenizer=tokenizer)
 
             def end(_number: int, _frame: object) -> None:
                 server.should_exit = True
@@ -98,13 +105,20 @@ async def serve(
 
 
 def listen(host: str, port: int) -> tuple[socket.socket, str]:
-    """A socket that listens at an IPv4 or IPv6 address, and its URL.
+    """A socket that listens at an IPv4 or IPv6 address, or at the first one of a name, and its URL.
 
     Raises:
-        OSError: when it cannot listen there.
+        OSError: when it cannot listen there, with the reason.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=1024)
+    host = host.removeprefix("[").removesuffix("]")
+    try:
+        family, _, _, _, at = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )[0]
+        listener = socket.create_server(at, family=family, backlog=1024)
+    except (OSError, UnicodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise OSError(f"cannot listen at {host!r}, port {port}: {reason}") from error
     shown, port = listener.getsockname()[:2]
     return listener, f"http://[{shown}]:{port}" if family == socket.AF_INET6 else f"http://{shown}:{port}"
 
@@ -114,6 +128,7 @@ def web_server(
     telemetry: Telemetry,
     address: Address,
     ending: Callable[[int], None] = lambda _: None,
+    *,
     tokenizer: Tokenizer | None = None,
 ) -> uvicorn.Server:
     """Uvicorn before an open cluster; for `ending` see `serve`. None loads the model's own tokenizer."""
@@ -124,10 +139,10 @@ def web_server(
         telemetry,
         address.token,
         model=address.model,
-        body_s=limits.body_s,
+        host=address.host,
     )
-    connections, backlog = available_files(limits.connections)
-    connection: Any = functools.partial(ClientConnection, Gate(limits, connections))
+    gate = Gate(limits, *available_files(limits.connections))
+    connection: Any = functools.partial(ClientConnection, gate)
     config = uvicorn.Config(
         app.asgi(),
         http=connection,
@@ -136,12 +151,11 @@ def web_server(
         log_config=None,
         log_level="error",  # what a client does wrong is no matter for the operator's log
         access_log=False,
-        backlog=backlog,
         timeout_keep_alive=math.ceil(limits.idle_s),
         timeout_graceful_shutdown=math.ceil(address.drain_s) + _FAREWELL_S,
         server_header=False,
     )
-    return _Server(config, app, address.drain_s, ending)
+    return _Server(config, app, gate, address.drain_s, ending)
 
 
 @final
@@ -149,16 +163,36 @@ class _Server(uvicorn.Server):
     """Uvicorn that tells the clients whose requests it will not finish, instead of hanging up on them."""
 
     def __init__(
-        self, config: uvicorn.Config, app: OpenAIApp, drain_s: float, ending: Callable[[int], None]
+        self, config: uvicorn.Config, app: OpenAIApp, gate: Gate, drain_s: float, ending: Callable[[int], None]
     ) -> None:
         super().__init__(config)
-        self._app, self._drain_s, self._ending = app, drain_s, ending
+        self._app, self._gate, self._drain_s, self._ending = app, gate, drain_s, ending
+        self._acceptor: Acceptor
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take connections, as many as there may be."""
+        await super().startup(sockets=[])
+
+        def make() -> asyncio.Protocol:
+            state = {"server_state": self.server_state, "app_state": self.lifespan.state}
+            connection: Any = self.config.http_protocol_class
+            return connection(config=self.config, **state)
+
+        self._acceptor = Acceptor(self._gate, sockets or [], make)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no new connections, and wait for what is under way, as long as agreed."""
         runtime = self._app.runtime
+        self._acceptor.close()
         self._ending(len(runtime.streams))
-        late = asyncio.get_running_loop().call_later(self._drain_s, runtime.shut)
+
+        async def shut() -> None:
+            left_s = self._drain_s
+            while left_s > 0:
+                left_s -= await tick(min(TICK_S, left_s))
+            runtime.shut()
+
+        late = asyncio.create_task(shut())
         try:
             await super().shutdown(sockets)
         finally:

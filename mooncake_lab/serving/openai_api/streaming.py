@@ -90,6 +90,7 @@ class Delta:
     choice: Choice
     text: str
     tokens: tuple[int, ...]
+    finish_reason: str | None = None
 
 
 def begin(
@@ -176,21 +177,30 @@ async def pieces(runtime: ClusterRuntime, choices: Sequence[Choice]) -> AsyncGen
 
 
 async def _pieces_of(runtime: ClusterRuntime, choice: Choice) -> AsyncGenerator[Delta, None]:
-    async with contextlib.aclosing(aiter(choice.stream)) as tokens:
+    """What is new of one choice; its last token comes with the reason of its end, as with vLLM."""
+    stream, writer = choice.stream, choice.writer
+    async with contextlib.aclosing(aiter(stream)) as tokens:
         async for token in tokens:
             choice.tokens.append(token)
-            text = choice.writer.push(token)
-            if choice.writer.is_stopped:
-                runtime.stop(choice.stream)
-                choice.finish_reason = "stop"
-                yield Delta(choice, text, (token,))
-                return
-            yield Delta(choice, text, (token,))
-    text = choice.writer.finish()
-    end = choice.stream.end
+            text = writer.push(token)
+            ended_by = stream.ended_by(choice.tokens, runtime.end_tokens)
+            if ended_by is not None:
+                text += writer.finish()
+            if writer.is_stopped:
+                runtime.stop(stream)
+            if writer.is_stopped or ended_by is not None:
+                choice.finish_reason = "stop" if writer.is_stopped else _REASONS[str(ended_by)]
+            yield Delta(choice, text, (token,), choice.finish_reason)
+            if choice.finish_reason is not None:
+                break
+    if choice.finish_reason is not None:
+        await stream.ended()
+        return
+    text = writer.finish()
+    end = stream.end
     assert end is not None  # noqa: S101  # its stream is over
-    choice.finish_reason = "stop" if choice.writer.is_stopped else _REASONS.get(end.reason, end.reason)
-    yield Delta(choice, text, ())
+    choice.finish_reason = "stop" if writer.is_stopped else _REASONS.get(end.reason, end.reason)
+    yield Delta(choice, text, (), choice.finish_reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +228,7 @@ class Envelope:
         content: dict[str, Any] = {"text": piece.text}
         if self.parsed.is_chat:
             content = {"delta": ({"role": "assistant"} if is_first else {}) | {"content": piece.text}}
-        ends = piece.choice.finish_reason
+        ends = piece.finish_reason
         body = self._body(self._kind, [self._choice(piece.choice, content, piece.tokens, ends)])
         if self.parsed.include_usage:  # OpenAI's other events have the field too, and it is null there
             body["usage"] = usage(choices) if self.parsed.continuous_usage else None

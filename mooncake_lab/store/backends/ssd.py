@@ -72,6 +72,20 @@ def _keep_folder(folder: Path) -> int:
     return descriptor
 
 
+def missing_bytes(folder: Path, capacity_bytes: int) -> int:
+    """How many bytes an SSD folder would still have to allocate for a model, at least.
+
+    The folder is created where it is missing. Its slab may be there already, or be that of another model.
+
+    Raises:
+        FolderInUseError: when another process has the folder open.
+        OSError: when the folder cannot be made.
+    """
+    os.close(_keep_folder(folder))
+    sizes = [path.stat().st_size for path in folder.glob("*/slab")]
+    return max(0, capacity_bytes - max(sizes, default=0))
+
+
 def model_folder(folder: Path, fingerprint: bytes) -> Path:
     """Where the blocks of one model are, so that those of another are never found there."""
     check_fingerprint(fingerprint)

@@ -313,9 +313,11 @@ def _allocate(file: int, path: Path, size_bytes: int) -> None:
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(file, 0, size_bytes)
-        except OSError:  # some file systems have grown it halfway by then
+        except OSError as error:  # some file systems have grown it halfway by then
             os.ftruncate(file, size)
-            raise
+            free = os.fstatvfs(file)
+            says = f"{path} needs {size_bytes - size} more bytes, and {free.f_bavail * free.f_frsize} are free"
+            raise OSError(error.errno, f"{os.strerror(error.errno or 0)}: {says}") from error
     else:
         os.ftruncate(file, size_bytes)
     os.fsync(file)
