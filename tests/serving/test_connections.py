@@ -8,6 +8,7 @@ import logging
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import httpx
@@ -235,3 +236,89 @@ def test_there_are_files_for_all_connections(monkeypatch):
         assert 0 < connections + backlog < soft
         assert backlog >= 1
     assert available_files(10)[0] == 10
+
+
+def ask_all(api, clients):
+    """Statuses, bodies and headers that many clients get at once, or their error."""
+    body = json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 4}).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.token}\r\nConnection: close\r\n"
+    )
+    sent = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+    def one(_):
+        with dial(api) as peer:
+            peer.sendall(sent)
+            found = b""
+            while part := peer.recv(2**16):  # a reset is an error here
+                found += part
+        return found
+
+    with ThreadPoolExecutor(clients) as executor:
+        return list(executor.map(one, range(clients)))
+
+
+def test_more_clients_than_connections_are_served(open_api):
+    """Clients beyond the limit wait in the backlog; each is served or told 503 with the time to come again."""
+    limits = replace(LIMITS, header_s=5, young_s=20.0)
+    with open_api(address={"limits": limits}) as api:
+        said = ask_all(api, 5 * MOST)
+    assert [one.splitlines()[0] for one in said] == [b"HTTP/1.1 200 OK"] * (5 * MOST)
+
+
+def test_clients_that_wait_too_long_are_told(open_api, believed):
+    """While all connections are busy, clients get 503 in JSON with Retry-After, none is reset, and none is cut."""
+    slow = Pacer.of(replace(believed, decode=replace(believed.decode, constant_s=0.5)))
+    with open_api(address={"limits": replace(LIMITS, young_s=0.3)}, pacer=slow) as api:
+        said = ask_all(api, 5 * MOST)
+    statuses = [int(one.split()[1]) for one in said]
+    assert set(statuses) == {200, 503}
+    assert statuses.count(200) >= MOST
+    for one in said:
+        if b" 503 " in one.splitlines()[0]:
+            head, _, body = one.partition(b"\r\n\r\n")
+            assert b"Retry-After: 1" in head
+            assert json.loads(body)["error"]["message"].startswith("all connections of this server are in use")
+
+
+def test_what_is_late_is_told_in_json(api):
+    """The answer 408 says in OpenAI's form what did not come."""
+    with dial(api) as peer:
+        peer.sendall(HALF)
+        said = until_closed(peer)
+    error = json.loads(said.split(b"\r\n\r\n", 1)[1])["error"]
+    assert error["message"] == "the headers did not come within 0.3 s"
+    assert error["type"] == "invalid_request_error"
+
+
+def test_a_young_connection_is_not_closed_for_another():
+    """Who has just connected keeps its connection; who has waited longest loses it, once it has waited a while."""
+
+    class Client:
+        def __init__(self):
+            self.gave_way = False
+
+        def give_way(self):
+            self.gave_way = True
+            gate.leave(self)
+
+        def check(self):
+            pass
+
+    async def entered():
+        clients = [Client() for _ in range(4)]
+        assert [gate.enter(client) for client in clients] == [True, True, False, False]
+        assert not any(client.gave_way for client in clients)
+        gate.now_s += LIMITS.header_s
+        gate.works(clients[0])
+        assert not gate.has_room()
+        gate.now_s += ClientLimits().young_s
+        assert gate.has_room()
+        assert not gate.has_room(1)
+        assert gate.enter(clients[2])
+        assert [client.gave_way for client in clients] == [False, True, False, False]
+        for client in clients:
+            gate.leave(client)
+
+    gate = Gate(ClientLimits(), 2)
+    asyncio.run(entered())

@@ -108,21 +108,22 @@ class OpenAIApp:
         """The same, for clients that know the token, or for those of this machine too."""
 
         async def guarded(request: Request) -> Response:
-            open_here = is_open_here and _is_from_here(request)
-            if (self._token is None or open_here) and not self._is_for_here(request):
-                raise HTTPException(403, _FOREIGN_HOST.format(request.headers["host"]))
-            if not (self._knows_token(request) or open_here):
-                says = "the bearer token is missing or wrong; the server printed it when it began"
-                raise HTTPException(401, says, headers={"WWW-Authenticate": "Bearer"})
+            if not self._knows_token(request):
+                is_open = self._token is None or (is_open_here and _is_from_here(request))
+                if not is_open:
+                    says = "the bearer token is missing or wrong; the server printed it when it began"
+                    raise HTTPException(401, says, headers={"WWW-Authenticate": "Bearer"})
+                if not self._is_for_here(request):
+                    raise HTTPException(403, _FOREIGN_HOST.format(request.headers["host"]))
             return await act(request)
 
         return guarded
 
     def _knows_token(self, request: Request) -> bool:
-        if self._token is None:
-            return True
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token.encode())
+        return scheme.lower() == "bearer" and hmac.compare_digest(
+            given.strip().encode(), str(self._token).encode()
+        )
 
     def _is_for_here(self, request: Request) -> bool:
         """Whether a request names this server's host; where it listens on more than loopback, any name may be its.
@@ -133,7 +134,10 @@ class OpenAIApp:
         named = request.headers.get("host")
         if named is None or not is_loopback(self._host):
             return True
-        host = urlsplit(f"//{named}").hostname or ""
+        try:
+            host = urlsplit(f"//{named}").hostname or ""
+        except ValueError:  # half of a bracket
+            return False
         return host == self._host or is_loopback(host)
 
     def _check_kind(self, request: Request) -> None:

@@ -207,7 +207,8 @@ class Reader:
                 self._check_room(len(prompt), most_new)
         for prompt in prompts:
             tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            self._check_room(len(tokens), most_new)
+            if len(prompts) > 1:  # a single one is checked when it is submitted
+                self._check_room(len(tokens), most_new)
             yield tokens
 
     def _check_room(self, tokens: int, most_new: int) -> None:

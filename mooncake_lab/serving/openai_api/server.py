@@ -110,7 +110,8 @@ def listen(host: str, port: int) -> tuple[socket.socket, str]:
     Raises:
         OSError: when it cannot listen there, with the reason.
     """
-    host = host.removeprefix("[").removesuffix("]")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
     try:
         family, _, _, _, at = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
