@@ -4,18 +4,19 @@ import contextlib
 import inspect
 import logging
 import math
-import re
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
 
 from mooncake_lab.batching import CHUNKED_POLICIES, named_policy
+from mooncake_lab.cli.field_names import FIELDS as _FIELDS
+from mooncake_lab.cli.field_names import by_option
 from mooncake_lab.cli.options import (
     TBT,
     TTFT,
@@ -47,6 +48,7 @@ from mooncake_lab.cli.options import (
     refuse_same_file,
     refuse_typed,
 )
+from mooncake_lab.cli.run_log import RunLog as _RunLog
 from mooncake_lab.cluster import ClusterSpec, CoupledPool, DecodePool, PrefillPool
 from mooncake_lab.conductor import named_admission, named_placement
 from mooncake_lab.core import SLO, Finished, Record, Rejected, write_log
@@ -54,23 +56,6 @@ from mooncake_lab.workload import Trace
 
 if TYPE_CHECKING:
     from mooncake_lab.serving.spec import LiveOptions
-
-
-_FIELDS: Final = {
-    "max_total_tokens": "device_tokens",
-    "chunked_prefill_size": "chunk_tokens",
-    "max_num_batched_tokens": "max_batch_tokens",
-    "max_num_seqs": "max_requests",
-    "transfer_backend": "transfer",
-    "prefill": "prefill_nodes",
-    "decode": "decode_nodes",
-    "coupled": "nodes",
-    "worker_timeout": "worker_timeout_s",
-}
-"""The field of `LiveOptions` or of the spec that an option sets, where its name is another."""
-_FIELD_NAMES: Final = re.compile(
-    r"(?<![\w/.-])(?P<kind>(?:LiveOptions|ClusterSpec|PrefillPool|DecodePool|CoupledPool)\.)?(?P<name>[a-z]\w*)(?!\w|[/.]\w)"
-)
 
 
 def serve(
@@ -266,27 +251,6 @@ def _failing(command: str, *more: type[Exception]) -> Generator[None]:
         fail(command, by_option(str(error) or type(error).__name__, options))
 
 
-def by_option(sentence: str, names: Iterable[str]) -> str:
-    """A sentence about fields of the spec or of `LiveOptions`, with the names of the options that set them.
-
-    Names of one word are left as they are, unless their class is named too: they are words of English.
-
-    Args:
-        sentence: an error message.
-        names: of the parameters of the command.
-    """
-    options = {_FIELDS.get(name, name): name for name in names}
-
-    def shown(found: re.Match[str]) -> str:
-        name = found["name"]
-        option = options.get(name)
-        if option is None or not (found["kind"] or "_" in name):
-            return found[0]
-        return f"--{option.replace('_', '-')}"
-
-    return _FIELD_NAMES.sub(shown, sentence)
-
-
 def _names(*kinds: Any) -> set[str]:
     """The names of the fields of dataclasses."""
     return {each.name for kind in kinds for each in fields(kind)}
@@ -369,44 +333,6 @@ def _key(context: typer.Context, given: str | None, *, no_api_key: bool) -> str 
             f"the API key has {len(given)} characters; allowed are at least 16 ASCII characters without spaces"
         )
     return given
-
-
-@final
-class _RunLog:
-    """Appends records to a file. Mutable: after a record that cannot be written, it writes no more.
-
-    The server continues without the log: a full disk must not stop requests.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("ab", buffering=0)
-        self.is_broken = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._file.close()
-
-    def write(self, record: Record) -> None:
-        """Append one record, whole or not at all."""
-        if self.is_broken:
-            return
-        line = msgspec.json.encode(record) + b"\n"
-        size = self._file.tell() if self._file.seekable() else None  # a pipe has no end to go back to
-        try:
-            written = self._file.write(line)
-            reason = f"{written} of {len(line)} bytes of a record were taken"
-        except OSError as error:
-            written, reason = 0, str(error)
-        if written != len(line):
-            self.is_broken = True
-            with contextlib.suppress(OSError):  # stderr may be full for the same reason
-                typer.echo(f"the log {self._path} ends here, but requests continue: {reason}", err=True)
-            if size is not None:
-                with contextlib.suppress(OSError):
-                    self._file.truncate(size)
 
 
 def replay(

@@ -6,7 +6,6 @@ A prefix is read layer by layer while the prompt behind it is computed (arXiv Fi
 
 import mmap
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Generator, Iterable, Sequence
@@ -18,15 +17,15 @@ from typing import Final, final
 import numpy as np
 import torch
 
-from mooncake_lab.cluster import POOL, ClusterSpec, PrefillPool
+from mooncake_lab.cluster import POOL
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
-from mooncake_lab.engine.loading import layout_of
 from mooncake_lab.serving.kv_transfer import LayerStream
 from mooncake_lab.serving.kv_transfer.fetch import ArrivingBlocks
 from mooncake_lab.serving.messages import CacheUpdate
 from mooncake_lab.serving.pacer import PacedLink
-from mooncake_lab.serving.spec import LiveOptions, WorkerSpec
+from mooncake_lab.serving.spec import WorkerSpec
+from mooncake_lab.serving.ssd_space import KEY_BYTES, ssd_bytes
 from mooncake_lab.store.backends import (
     BlockNotFoundError,
     DramBackend,
@@ -37,15 +36,11 @@ from mooncake_lab.store.backends import (
     SsdBackend,
     StorageBackend,
     StorageError,
-    StorageFullError,
 )
-from mooncake_lab.store.backends.ssd import missing_bytes
-from mooncake_lab.store.backends.ssd_slab import extent_bytes
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 _QUEUED_SHARE: Final = 4
 """One part in four of a tier is for blocks on their way to the tier below."""
-_KEY_BYTES: Final = 32
 _TIMED_BLOCKS: Final = 8
 _POOL_STOP_S: Final = 1.0
 """How long a pool that is left may take for the blocks that wait for it."""
@@ -208,7 +203,7 @@ class PrefixCache:
         reserved, written = list[Reservation](), list[Reservation]()
         with suppress(OSError, StorageError):  # a small SSD is full earlier
             for _ in range(_TIMED_BLOCKS - len(times) // self.layout.layers):
-                block = ssd.reserve(secrets.token_bytes(_KEY_BYTES), self.layout.block_bytes)
+                block = ssd.reserve(secrets.token_bytes(KEY_BYTES), self.layout.block_bytes)
                 reserved.append(block)
                 # pages of their own, so that the SSD takes them without the page cache
                 ssd.write(
@@ -422,36 +417,6 @@ class PrefixCache:
                 )
                 for medium in media
             ]
-        )
-
-
-def ssd_bytes(tokens: int, layout: KVLayout) -> int:
-    """The size of a slab for so many tokens."""
-    return max(1, tokens // layout.block_tokens) * extent_bytes(bytes(_KEY_BYTES), layout.block_bytes)
-
-
-def check_ssd(spec: ClusterSpec, options: LiveOptions) -> None:
-    """Refuse SSD folders that another process uses, or that do not fit on their disk, before any model is loaded.
-
-    Raises:
-        StorageError: when another process has one open, or too few bytes are free.
-        OSError: when one cannot be made, or the model has no readable configuration.
-        ValueError: likewise.
-    """
-    if options.ssd_dir is None:
-        return
-    folder = Path(options.ssd_dir)
-    layout = layout_of(options.model, options.device, options.dtype, block_tokens=spec.block_size_tokens)
-    pool = spec.pools[0]
-    assert isinstance(pool, PrefillPool)  # noqa: S101  # `check_live` has refused an SSD for others
-    wanted = ssd_bytes(pool.ssd_tokens, layout)
-    names = [name for name, role in spec.roles.items() if role == "prefill"]
-    missing = sum(missing_bytes(folder / name, wanted) for name in names)
-    free = shutil.disk_usage(folder).free
-    if missing > free:
-        raise StorageFullError(
-            f"{folder} needs {missing} more bytes for the ssd_tokens {pool.ssd_tokens} of {len(names)} prefill"
-            f" workers, and {free} are free there"
         )
 
 

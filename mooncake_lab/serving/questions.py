@@ -49,11 +49,12 @@ class Questions:
         """A new run asks for no confirmation of the last one."""
         self._confirming.clear()
 
-    async def measure(self, roles: Mapping[str, str]) -> list[Measured]:
+    async def measure(self, roles: Mapping[str, str], ssd_dir: str | None = None) -> list[Measured]:
         """Let one worker of each role time itself, one after the other while nothing else runs.
 
         Raises:
             WorkerError: when one ends meanwhile, with the reason, or takes too long.
+            ValueError: when none could write to the SSD, and read that again.
         """
         links, found = self._supervisor.links, list[Measured]()
         names = {role: name for name, role in reversed(list(roles.items()))}
@@ -71,6 +72,8 @@ class Questions:
                 await asyncio.to_thread(link.process.wait, _END_S)  # the reason comes last
                 raise WorkerError(f"{error}: {link.process.reason()}") from None
             _LOG.info("%s has timed itself in %.1f s", name, time.monotonic() - began_s)
+        if ssd_dir is not None and not any(each.ssd for each in found):
+            raise ValueError(f"no block could be written to {ssd_dir} and read again; serve without it")
         return found
 
     async def drain(self, order: type[Ping | ResetPrefixCache] = Ping) -> None:

@@ -7,7 +7,7 @@ of tokens, the messages, and the order in which both are handled. All of it belo
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Self, final
 
 import msgspec
@@ -26,6 +26,8 @@ from mooncake_lab.serving.questions import Questions
 from mooncake_lab.serving.spec import LiveOptions, check_live, coordinator_rules
 from mooncake_lab.serving.stream import FailedError, RequestStream
 from mooncake_lab.serving.supervisor import Link, Supervisor
+from mooncake_lab.serving.timeouts import Timers
+from mooncake_lab.serving.unsent import unsent
 
 _LOG: Final = logging.getLogger(__name__)
 _SHUT: Final = "the cluster is shut down"
@@ -85,8 +87,7 @@ class ClusterRuntime:
         self._zero_s = time.monotonic()
         self._events: deque[Event] = deque()
         self._handling = False
-        self._timers_s: dict[int, float] = {}
-        """Time until the timer of a request, by its id; only time counts that this process had."""
+        self._timers = Timers()
         self._write = write
         self.on_decision: Callable[[Decided], None] | None = None
         """Told each decision of the runs that begin from now on."""
@@ -121,11 +122,8 @@ class ClusterRuntime:
         Raises:
             ValueError: when what was timed fits no latency model.
         """
-        found, ready = await self.questions.measure(self.spec.roles), self.supervisor.ready
-        if self.options.ssd_dir is not None and not any(each.ssd for each in found):
-            raise ValueError(
-                f"no block could be written to {self.options.ssd_dir} and read again; serve without it"
-            )
+        found = await self.questions.measure(self.spec.roles, self.options.ssd_dir)
+        ready = self.supervisor.ready
         return latency_model(ready.shape, found, f"{ready.shape.name} on {ready.device}, measured at start")
 
     async def close(self) -> None:
@@ -160,7 +158,7 @@ class ClusterRuntime:
                     self._cancel_attempt(events.CancelAttempt(state.attempt, worker.name))
             self._clients.cancel_all()
         self._run += 1
-        self._timers_s.clear()
+        self._timers = Timers()
         self.questions.forget()
         self._clients = Clients(self.spec, self.options, self.supervisor.ready, lambda: self.workers)
         self._coordinator = Coordinator(
@@ -259,10 +257,11 @@ class ClusterRuntime:
         """What the Conductor may know about a request now; looking changes nothing."""
         return self.coordinator.view(request, self.now_s())
 
-    @property
-    def end_tokens(self) -> tuple[int, ...]:
-        """The tokens with which the model ends an answer."""
-        return self.supervisor.ready.end_tokens
+    def end_tokens(self, more: Iterable[int] = ()) -> tuple[int, ...]:
+        """The tokens that end an answer: those of the model's config, and more as far as the model knows them."""
+        ready = self.supervisor.ready
+        known = (token for token in more if token < ready.shape.vocabulary)
+        return tuple(dict.fromkeys((*ready.end_tokens, *known)))
 
     def max_model_len(self) -> int:
         """The most tokens that a prompt and its answer may have together."""
@@ -310,7 +309,7 @@ class ClusterRuntime:
             case events.Finish():
                 self._clients.finish(command)
             case events.SetTimer():
-                self._timers_s[command.request_id] = command.delay_s
+                self._timers.set(command.request_id, command.delay_s)
             case events.StartDecode():
                 pass  # the worker decodes as soon as KVCache is there; a refusal cancels
             case _:  # pyright: ignore[reportUnnecessaryComparison]  # one that was added, and forgotten here
@@ -367,23 +366,7 @@ class ClusterRuntime:
     def _cannot_send(self, command: events.PrepareDecode | events.RunPrefill, error: Exception) -> None:
         """A request that cannot be sent to its workers ends, and no other."""
         _LOG.error("request %d cannot be served", command.request.id, exc_info=error)
-        now_s, attempt = self.now_s(), command.attempt
-        if isinstance(command, events.RunPrefill):
-            placement = command.placement
-            if placement.fetch_from is not None:
-                self._events.append(
-                    events.PrefixFetched(
-                        at_s=now_s,
-                        attempt=attempt,
-                        worker=placement.prefill,
-                        source=placement.fetch_from,
-                        start_s=now_s,
-                        bytes=0,
-                    )
-                )
-            self._events.append(events.PrefillDropped(at_s=now_s, attempt=attempt, worker=placement.prefill))
-        reason = f"the request cannot be served: {error!r}"
-        self._events.append(events.AttemptFailed(at_s=now_s, attempt=attempt, reason=reason, retriable=False))
+        self._events += unsent(command, error, self.now_s())
 
     def _record(self, record: Record) -> None:
         """Write a record of the log; what is cached where stays between the workers and the index."""
@@ -414,10 +397,7 @@ class ClusterRuntime:
         self.report(events.WorkerDown(at_s=self.now_s(), worker=name))
 
     def _time_passes(self, seconds: float) -> None:
-        """Fire the timers that are due."""
-        self._timers_s = {id_: left_s - seconds for id_, left_s in self._timers_s.items() if id_ in self.streams}
-        for request_id in [id_ for id_, left_s in self._timers_s.items() if left_s <= 0]:
-            del self._timers_s[request_id]
+        for request_id in self._timers.passed(seconds, self.streams):
             self.report(events.TimerFired(at_s=self.now_s(), request_id=request_id))
 
     def _pool_gone(self) -> None:

@@ -22,8 +22,8 @@ from mooncake_lab.serving import messages
 from mooncake_lab.serving.launch import LaunchedWorker, Launcher, WorkerError, pause_before_restart_s
 from mooncake_lab.serving.launch.local import WorkerPool
 from mooncake_lab.serving.launch.pool import PoolServer
-from mooncake_lab.serving.prefix_cache import check_ssd
 from mooncake_lab.serving.spec import LiveOptions, worker_spec
+from mooncake_lab.serving.ssd_space import check_ssd
 from mooncake_lab.serving.timeouts import tick, within
 from mooncake_lab.store.backends import StorageError
 
@@ -280,12 +280,12 @@ class Supervisor:
         """
         while True:
             began_s = time.monotonic()
-            counted_s = await tick(_PING_S)
+            await tick(_PING_S)
             now_s = time.monotonic()
             for name, link in list(self.links.items()):
-                link.heard_s = min(now_s, link.heard_s + (now_s - began_s - counted_s))
+                link.heard_s = min(now_s, link.heard_s + now_s - began_s - _PING_S)
                 if now_s - link.heard_s > self._options.heartbeat_timeout_s:
                     _LOG.warning("%s has sent nothing for %.0f s", name, now_s - link.heard_s)
                     link.process.kill()
                 link.send(messages.Ping(0))
-            self._time_passes(counted_s)
+            self._time_passes(_PING_S)

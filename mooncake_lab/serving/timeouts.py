@@ -2,13 +2,13 @@
 
 A process that is stopped, throttled or busy with one callback reads nothing meanwhile. What others send in this
 time waits in the buffers of its sockets, and asyncio may run the timers that are due before it reads them. So time
-here advances in ticks, each of which counts for at most twice its length, and a limit is only over when what has
-arrived by then is read.
+here advances in ticks. A tick counts for its own length, however late its timer runs. A limit is over only when all
+is read that has arrived by then.
 """
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Container
+from typing import Final, TypeVar, final
 
 TICK_S: Final = 0.25
 _PASSES: Final = 4
@@ -22,14 +22,10 @@ async def read_what_waits() -> None:
         await asyncio.sleep(0)
 
 
-async def tick(seconds: float = TICK_S) -> float:
-    """Sleep for a tick, and read what waits; how much of the time counts (s)."""
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
+async def tick(seconds: float = TICK_S) -> None:
+    """Sleep for a tick, and read what waits."""
     await asyncio.sleep(seconds)
-    slept_s = loop.time() - began_s
     await read_what_waits()
-    return min(slept_s, 2 * seconds)
 
 
 async def within(work: Awaitable[_Result], limit_s: float) -> _Result:
@@ -45,7 +41,7 @@ async def within(work: Awaitable[_Result], limit_s: float) -> _Result:
             waiting = asyncio.ensure_future(tick(seconds))
             try:
                 await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                left_s -= waiting.result() if waiting.done() else 0.0
+                left_s -= seconds if waiting.done() else 0.0
             finally:
                 waiting.cancel()
         if not task.done():
@@ -53,3 +49,21 @@ async def within(work: Awaitable[_Result], limit_s: float) -> _Result:
         return task.result()
     finally:
         task.cancel()
+
+
+@final
+class Timers:
+    """Times that have yet to pass for requests, by their ids. Mutable."""
+
+    def __init__(self) -> None:
+        self._left_s: dict[int, float] = {}
+
+    def set(self, request_id: int, seconds: float) -> None:
+        """Begin the time of a request, instead of one that has begun before."""
+        self._left_s[request_id] = seconds
+
+    def passed(self, seconds: float, requests: Container[int]) -> list[int]:
+        """The requests, of those that are left, whose times are over when so much more has passed."""
+        left_s = {id_: left_s - seconds for id_, left_s in self._left_s.items() if id_ in requests}
+        self._left_s = {id_: each_s for id_, each_s in left_s.items() if each_s > 0}
+        return [id_ for id_, each_s in left_s.items() if each_s <= 0]

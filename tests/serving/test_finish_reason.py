@@ -71,8 +71,8 @@ def answers(tokens, *, end="length", stops=(), most=None, end_tokens=(), least=0
     import asyncio
 
     class Cluster:
-        def __init__(self):
-            self.end_tokens = end_tokens
+        def end_tokens(self):
+            return end_tokens
 
         def stop(self, stream):
             stream.close(End("stop"))

@@ -15,7 +15,8 @@ import pytest
 from quiet_workers import QuietCluster
 
 import mooncake_lab.serving.openai_api.server
-from mooncake_lab.cli.live import by_option, serve
+from mooncake_lab.cli.field_names import by_option
+from mooncake_lab.cli.live import serve
 from mooncake_lab.cluster import events
 from mooncake_lab.serving import LiveCluster, WorkerError
 from mooncake_lab.serving.launch import process as worker_process

@@ -157,16 +157,17 @@ class Gate:
 
     async def _keep_time(self) -> None:
         """End connections whose time is over, while there are any."""
-        counted_s = 0.0
-        while self._open or self._refused or not counted_s:
-            counted_s = await tick(self._tick_s)
-            self.now_s += counted_s
+        while True:
+            await tick(self._tick_s)
+            self.now_s += self._tick_s
             for connection in list(self._open):
                 connection.check()
             for connection, until_s in list(self._refused.items()):
                 if until_s <= self.now_s:
                     connection.transport.close()
             self.changed()
+            if not self._open and not self._refused:
+                return
 
 
 @final

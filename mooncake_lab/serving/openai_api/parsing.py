@@ -293,7 +293,7 @@ def _offered(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
     return found
 
 
-class _Turn(msgspec.Struct, frozen=True, gc=False):
+class _ToolCalls(msgspec.Struct, frozen=True, gc=False):
     """What of a turn asks for tools."""
 
     tool_calls: msgspec.Raw = msgspec.Raw(b"null")
@@ -308,7 +308,7 @@ def _refuse_tool_calls(messages: bytes) -> None:
     if b"tool_calls" not in messages:
         return
     with contextlib.suppress(msgspec.MsgspecError):  # the whole body is looked at behind this
-        for place, turn in enumerate(msgspec.json.decode(messages, type=list[_Turn])):
+        for place, turn in enumerate(msgspec.json.decode(messages, type=list[_ToolCalls])):
             if msgspec.json.decode(turn.tool_calls):
                 name = f"messages[{place}].tool_calls"
                 says = f"{name} is {_short(turn.tool_calls)}; this server offers no tools: allowed is [] or null"

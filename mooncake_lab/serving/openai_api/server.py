@@ -129,7 +129,6 @@ def web_server(
     telemetry: Telemetry,
     address: Address,
     ending: Callable[[int], None] = lambda _: None,
-    *,
     tokenizer: Tokenizer | None = None,
 ) -> uvicorn.Server:
     """Uvicorn before an open cluster; for `ending` see `serve`. None loads the model's own tokenizer."""
@@ -190,7 +189,8 @@ class _Server(uvicorn.Server):
         async def shut() -> None:
             left_s = self._drain_s
             while left_s > 0:
-                left_s -= await tick(min(TICK_S, left_s))
+                await tick(min(TICK_S, left_s))
+                left_s -= TICK_S
             runtime.shut()
 
         late = asyncio.create_task(shut())

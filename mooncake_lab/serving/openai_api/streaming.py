@@ -183,7 +183,7 @@ async def _pieces_of(runtime: ClusterRuntime, choice: Choice) -> AsyncGenerator[
         async for token in tokens:
             choice.tokens.append(token)
             text = writer.push(token)
-            ended_by = stream.ended_by(choice.tokens, runtime.end_tokens)
+            ended_by = stream.ended_by(choice.tokens, runtime.end_tokens())
             if ended_by is not None:
                 text += writer.finish()
             if writer.is_stopped:
