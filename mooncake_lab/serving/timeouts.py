@@ -2,8 +2,8 @@
 
 A process that is stopped, throttled or busy with one callback reads nothing meanwhile. What others send in this
 time waits in the buffers of its sockets, and asyncio may run the timers that are due before it reads them. So time
-here advances in ticks. A tick counts for its own length, however late its timer runs. A limit is over only when all
-is read that has arrived by then.
+here advances in ticks. A tick counts for its own length, however late its timer runs. A limit is over only when
+all is read that has arrived by then.
 """
 
 import asyncio
