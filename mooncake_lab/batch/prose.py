@@ -66,6 +66,10 @@ _MASKED: Final = tuple(
     )
 )
 
+_HEADING: Final = re.compile(r"^#{1,6} [^\n]*$", re.MULTILINE)
+_FULL_STOP: Final = re.compile(
+    r"[.!?][*)\]\"”’']*(?=\s|$)|(?P<end>\n\s*(?:\n|\||\0+\n|\0+$)|\n(?=[ \t]*(?:[*-]|\d+\.)[ \t]))"
+)
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?:;])[*)]*\s+|\n\s*(?:\n|\||\0+\n)|\n(?=[*-] )")
 
 
@@ -93,6 +97,24 @@ class Passage:
         ]
         which = bisect_right(ends, at)
         return ends[which - 1], ends[which] if which < len(ends) else len(self.text)
+
+
+def headings(text: str) -> list[int]:
+    """The end of the line of each heading; lines of code that begin with a number sign are none."""
+    return [found.end() for found in _HEADING.finditer(_without_fences(text))]
+
+
+def end_of_sentence(text: str, at: int) -> int:
+    """The end of the sentence, or of the table's cell, that ends at a character or behind it."""
+    blank = masked(text)
+    line = text.rfind("\n", 0, at) + 1
+    if text[line:].lstrip().startswith("|"):
+        bar = re.search(r"(?<!\\)\||$", text[at:], re.MULTILINE)
+        stop = at + (bar.start() if bar else 0)
+    else:
+        found = _FULL_STOP.search(blank, max(at - 1, 0))
+        stop = (found.start("end") if found["end"] is not None else found.end()) if found else len(text)
+    return len(text[: max(stop, at)].rstrip())
 
 
 def read_page(path: Path) -> Content:

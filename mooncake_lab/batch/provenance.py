@@ -39,6 +39,9 @@ FILE: Final = "provenance.json"
 BOOK_TRACES: Final = ("conversation", "synthetic")
 """The released traces that carry the chapters; where one is missing, every page says so."""
 
+BOOK_SCALE: Final = "classroom"
+BOOK_SEED: Final = 0
+
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """Scale, seed, and the traces found (sha256, or None where the twin stood in)."""
@@ -53,12 +56,24 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
         missing = [name for name in BOOK_TRACES if self.traces.get(name) is None]
         if not missing:
             return None
-        which = " and ".join(missing)
-        return (
-            f"The released {which} trace{'s' * (len(missing) > 1)} could not be found when this book was built."
-            " Figures that speak of them are drawn from generated twins with the same statistics."
-            " `make traces` fetches the originals."
+        which, ones = (
+            ("generated traces", "ones") if len(missing) > 1 else (f"a generated {missing[0]} trace", "one")
         )
+        return f"Built with {which}; `make traces` fetches the released {ones}."
+
+    @property
+    def special(self) -> str:
+        """What sets this run apart from the one that the book is written for: `which uses seed 1`; else empty."""
+        missing = [name for name in BOOK_TRACES if self.traces.get(name) is None]
+        more = [name for name, sha in self.traces.items() if sha is not None and name not in BOOK_TRACES]
+        parts = [f"scale {self.scale}"] if self.scale != BOOK_SCALE else []
+        parts += [f"seed {self.seed}"] if self.seed != BOOK_SEED else []
+        if missing:
+            parts.append("generated traces" if len(missing) > 1 else f"a generated {missing[0]} trace")
+        if more:
+            parts.append(f"the released {' and '.join(more)} trace{'s' * (len(more) > 1)}")
+        *first, last = parts or [""]
+        return f"which uses {', '.join(first)}{' and ' * bool(first)}{last}" if parts else ""
 
 
 def write_provenance(folder: Path, *, scale: str, seed: int, traces: Mapping[str, str | None]) -> Provenance:

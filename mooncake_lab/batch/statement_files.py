@@ -14,8 +14,15 @@ from typing import Any, Final
 from mooncake_lab.batch.expressions import numbers
 from mooncake_lab.batch.prose import NUMERAL
 
+_OWN_KEYS: Final = frozenset({"text", "holds", "measured", "instead"})
 _WORDY: Final = r"[^\W\d][\w'’-]*(?: [^\W\d][\w'’-]*){0,3}?"
 _SCALES: Final = (1.0, 1000.0, 1024.0, 1e6, 1e9)  # 128k tokens, 16 KB
+
+
+def fields(text: str) -> Iterator[tuple[str, str | None, str]]:
+    """The words before each name in braces, the name, and its format; behind the last there is no name."""
+    for literal, name, spec, _ in string.Formatter().parse(text):
+        yield literal, name, spec or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +38,12 @@ class Statement:
     """Whether it is another number at each execution, so that no source can be right."""
     fixed: bool = False
     """Whether its numerals are parameters, definitions or arithmetic."""
+    instead: str = ""
+    """What is so where it fails, with names in braces as in the text; empty where the deciding values say it."""
 
     def fields(self) -> Iterator[tuple[str, str | None, str]]:
         """The words before each name in braces, the name, and its format; behind the last there is no name."""
-        for literal, name, spec, _ in string.Formatter().parse(self.text):
-            yield literal, name, spec or ""
+        return fields(self.text)
 
     def pattern(self, printed: Mapping[str, str]) -> re.Pattern[str]:
         """What to look for: any number in place of a number, any words in place of words."""
@@ -81,15 +89,16 @@ def read_statements(path: Path) -> tuple[dict[str, str], list[Statement]]:
 
 def _statement(entry: Mapping[str, Any], path: Path) -> Statement:
     text, needed = entry.get("text", ""), entry.get("holds", [])
-    values = {name: value for name, value in entry.items() if name not in {"text", "holds", "measured"}}
+    values = {name: value for name, value in entry.items() if name not in _OWN_KEYS}
     made = Statement(
         text=squeezed(text),
         values=values,
         holds=(needed,) if isinstance(needed, str) else tuple(needed),
         measured=entry.get("measured", False),
+        instead=squeezed(entry.get("instead", "")),
     )
     try:
-        named = {name for _, name, _ in made.fields() if name is not None}
+        named = {name for said in (made.text, made.instead) for _, name, _ in fields(said) if name is not None}
     except ValueError as error:
         raise ValueError(f"{path}: the text {text!r} is no format: {error}") from error
     if not text or named != values.keys():
@@ -97,7 +106,7 @@ def _statement(entry: Mapping[str, Any], path: Path) -> Statement:
             f"{path}: {text!r} has {sorted(named)} in braces and expressions for {sorted(values)};"
             " they must be the same"
         )
-    if not values and not made.holds:
+    if not made.holds and all(name is None for _, name, _ in made.fields()):
         raise ValueError(f"{path}: {text!r} states nothing; it needs a number in braces, or `holds`")
     return made
 
