@@ -14,7 +14,7 @@ from typing import Any, Final
 from mooncake_lab.batch.expressions import numbers
 from mooncake_lab.batch.prose import NUMERAL
 
-_OWN_KEYS: Final = frozenset({"text", "holds", "measured", "instead"})
+_OWN_KEYS: Final = frozenset({"text", "holds", "measured", "instead", "given"})
 _WORDY: Final = r"[^\W\d][\w'’-]*(?: [^\W\d][\w'’-]*){0,3}?"
 _SCALES: Final = (1.0, 1000.0, 1024.0, 1e6, 1e9)  # 128k tokens, 16 KB
 
@@ -38,6 +38,8 @@ class Statement:
     """Whether it is another number at each execution, so that no source can be right."""
     fixed: bool = False
     """Whether its numerals are parameters, definitions or arithmetic."""
+    given: tuple[str, ...] = ()
+    """Numerals of the text that name what is compared, such as a length of prompts: they are no results."""
     instead: str = ""
     """What is so where it fails, with names in braces as in the text; empty where the deciding values say it."""
 
@@ -59,7 +61,7 @@ class Statement:
 
     def may_print(self, numeral: str) -> bool:
         """Whether a numeral outside the braces is accounted for: it is a number of the expressions."""
-        if self.fixed:
+        if self.fixed or numeral in self.given:
             return True
         try:
             number = abs(float(numeral.replace(",", "").replace("−", "-")))
@@ -95,6 +97,7 @@ def _statement(entry: Mapping[str, Any], path: Path) -> Statement:
         values=values,
         holds=(needed,) if isinstance(needed, str) else tuple(needed),
         measured=entry.get("measured", False),
+        given=tuple(entry.get("given", ())),
         instead=squeezed(entry.get("instead", "")),
     )
     try:

@@ -23,6 +23,11 @@ a page of the book, or README. The page keeps its plain text; the file says wher
     text = "{copy:.1f} GB/s through a socket"
     copy = "pick(ways_measured, 'gb_per_s', way='socket', megabytes=64)"
 
+    [[statement]]                           # numerals that only name what is compared
+    text = "The share at 128k tokens is {share:.0f} %"
+    given = ["128"]
+    share = "100 * shares.iloc[-1]"
+
     [[fixed]]
     why = "parameters of the hand example"
     text = ["Loading one takes 2, computing 3, storing 1"]

@@ -1,5 +1,6 @@
 """In a run that a page was not written for, each sentence is true, or a mark behind it says what is so instead."""
 
+import ast
 import json
 import tomllib
 from pathlib import Path
@@ -404,7 +405,7 @@ def test_what_is_said_of_released_traces_asks_for_them():
     for source in sorted((root / "notebooks").glob("*.ipynb")):
         page = Page(source, STATEMENTS / f"{source.stem}.toml", Records(root / "no record"))
         for each in page.checked:
-            own = [each.statement.values[name] for name in each.statement.values] + [*each.statement.holds]
+            own = [*dict(each.statement.values).values(), *each.statement.holds]
             asks = any(word in text for text in own for word in ("released(", "verdict", "decided", "origin"))
             speaks = any(
                 word in each.statement.text for word in ("released file", "released traces", "released conv")
@@ -434,3 +435,16 @@ def test_a_page_is_told_while_sphinx_reads_it(tmp_path, monkeypatch):
         read_provenance(tmp_path / "_generated").banner
         == "Built with generated traces; `make traces` fetches the released ones."
     )
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_no_condition_holds_by_its_form(path):
+    """No condition compares constants, as in `128 == 128`; a numeral that names a setting is given instead."""
+    for each in read_statements(path)[1]:
+        for condition in each.holds:
+            for part in ast.walk(ast.parse(condition)):
+                if isinstance(part, ast.Compare):
+                    assert not all(isinstance(side, ast.Constant) for side in (part.left, *part.comparators)), (
+                        condition
+                    )
+        assert all(numeral in each.text for numeral in each.given), each.text

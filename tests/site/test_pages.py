@@ -58,6 +58,32 @@ def test_the_first_figure_is_near(chapter):
     assert top <= 1.5 * LAPTOP["height"]
 
 
+def test_the_note_can_be_closed(site, open_page):
+    """The note on generated traces takes one line of a laptop; once closed, by key, it is on no page."""
+    visit = open_page(FRONT)
+    page, note = visit.page, visit.page.locator(".bd-header-announcement")
+    if "bd-header-announcement" not in (site / FRONT).read_text(encoding="utf-8"):
+        pytest.skip("built with the released traces")
+    page.set_viewport_size(LAPTOP)
+    assert note.bounding_box()["height"] <= 40
+    note.get_by_role("button", name="Close this note").press("Enter")
+    assert note.count() == 0
+    page.reload()
+    closed = note.count()
+    page.evaluate("localStorage.clear()")  # the other tests see it again
+    assert closed == 0
+    assert visit.faults == []
+
+
+def test_a_mark_says_what_is_so(visit):
+    """Each mark of a twin build is a sentence that names the run; no warning stands below a cell."""
+    marks = visit.page.locator(".bd-article .not-here").all_inner_texts()
+    section = r"(?:\d+ of the \d+|The) statements of this section (?:do not hold|cannot be checked)"
+    shape = rf"(?:Not|Cannot be checked|{section}) on this (?:build, which uses|machine).*\."
+    assert [mark for mark in marks if not re.fullmatch(shape, mark)] == []
+    assert visit.page.locator(".bd-article .admonition.warning").filter(has_text="In this run").count() == 0
+
+
 TABLES_OF_VERDICTS = "table.comparison, table.chapters"
 OUTSIDE = """([selector, width]) => [...document.querySelectorAll(selector)].flatMap(table => {
   const cells = table.querySelectorAll(table.matches('.chapters') ? 'tbody td:last-child' : 'tbody td.verdict');

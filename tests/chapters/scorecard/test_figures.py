@@ -21,6 +21,13 @@ def test_bars_are_as_long_as_their_chapter():
     assert ends == [3, 4]
 
 
+def test_every_mixture_of_verdicts_can_be_shown():
+    """However the claims end, also if a short run judges few of them, the figure is small enough for a page."""
+    chapters = [f"{number:02d}_chapter" for number in range(15)]
+    counts = pd.DataFrame({verdict: [12] * len(chapters) for verdict in draw.VERDICTS}, index=chapters)
+    assert draw.verdicts(counts)._repr_svg_()
+
+
 def test_every_ratio_is_a_dot():
     """Each judged number appears once, at its ratio."""
     table = pd.DataFrame({"ratio": [0.1, 2.0, 1.0], "verdict": ["not reproduced", "reproduced", "reproduced"]})
