@@ -5,6 +5,7 @@ Chapters get both when they are executed. These pages are read as they are writt
 reads them; where no chapter was executed, there is no run, and they stay as they are.
 """
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,4 +30,10 @@ def tell(app: Sphinx, name: str, source: list[str]) -> None:
     folder = Path(app.srcdir)
     page, sidecar = folder / f"{name}.md", folder / STATEMENTS / f"{name}.toml"
     if page.is_file() and sidecar.is_file() and read_provenance(folder / RECORDS):
-        source[0] = told_page(page, sidecar, Records(folder / RECORDS))
+        source[0] = told_page(page, sidecar, records(folder / RECORDS))
+
+
+@cache
+def records(folder: Path) -> Records:
+    """The records of a build, which are read once for all pages."""
+    return Records(folder)

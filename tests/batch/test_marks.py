@@ -13,8 +13,9 @@ from mooncake_lab.batch.expressions import HELPERS, Records, evaluate, holds, un
 from mooncake_lab.batch.fit import Filled, misfits
 from mooncake_lab.batch.provenance import Provenance, read_provenance, write_provenance
 from mooncake_lab.batch.reasons import reason
+from mooncake_lab.batch.stated_page import SHARED, Page
 from mooncake_lab.batch.statement_files import read_statements, squeezed
-from mooncake_lab.batch.statements import SHARED, Page, main, told_page
+from mooncake_lab.batch.statements import main, told_page
 
 STATEMENTS = Path(__file__).parents[2] / "book" / "statements"
 FILES = sorted(STATEMENTS.glob("*.toml"))
