@@ -31,7 +31,7 @@ _TURNED: Final = {"Lt": "not above", "LtE": "below", "Gt": "not below", "GtE": "
 
 _SAY: Final = {
     "max": "largest", "idxmax": "largest", "min": "smallest", "idxmin": "smallest", "mean": "mean",
-    "median": "median", "verdict": "verdict", "decided": "verdict", "paper": "the paper", "ours": "ours",
+    "median": "median", "verdict": "the verdict is", "decided": "the verdict is", "paper": "the paper", "ours": "ours",
 }  # fmt: skip
 """What a function or a method finds."""
 
@@ -79,6 +79,8 @@ def _why(node: ast.expr, names: Names) -> str:  # noqa: C901, PLR0911 - a case f
             return _sides(each.elt, _first(each, names, so=True))
         case ast.UnaryOp(op=ast.Not(), operand=part):
             return _sides(part, names)
+        case ast.Call(func=ast.Name(id="released"), args=[ast.Constant(value=name)]):
+            return f"the {name} trace is generated"
         case ast.Call(func=ast.Name(id="near"), args=[got, aim, _]):
             return _pair(got, aim, "near", names)
         case ast.Call(func=ast.Attribute(value=ast.Compare(comparators=[_]) as each, attr="all")):

@@ -28,6 +28,7 @@ TABLE = pd.DataFrame(
     }
 )
 NAMES = {"__builtins__": {}, **HELPERS, "table": TABLE, "by": TABLE.set_index("policy")}
+NAMES |= {"released": lambda _workload: False, "verdict": lambda _claim: "trace not here"}
 TWINS = {"conversation": None, "synthetic": None}
 
 
@@ -158,6 +159,8 @@ class TestReasons:
                 "policy local cache-aware, load balancing, random instead of random",
             ),
             ("100 * by.hit_rate['random'] > 12", "hit rate random 10.8, not above 12"),
+            ("released('synthetic')", "the synthetic trace is generated"),
+            ("{verdict('F1')} == {'reproduced'}", "the verdict is trace not here instead of reproduced"),
             ("table.policy.str.startswith('x').any()", ""),
         ],
     )
