@@ -31,7 +31,8 @@ _TURNED: Final = {"Lt": "not above", "LtE": "below", "Gt": "not below", "GtE": "
 
 _SAY: Final = {
     "max": "largest", "idxmax": "largest", "min": "smallest", "idxmin": "smallest", "mean": "mean",
-    "median": "median", "verdict": "the verdict is", "decided": "the verdict is", "paper": "the paper", "ours": "ours",
+    "median": "median", "verdict": "the verdict is",
+    "decided": "the verdict is", "paper": "the paper", "ours": "ours",
 }  # fmt: skip
 """What a function or a method finds."""
 
@@ -64,7 +65,7 @@ def _value(node: ast.AST, names: Names) -> Any:
     return evaluate(ast.unparse(node), names)
 
 
-def _why(node: ast.expr, names: Names) -> str:  # noqa: C901, PLR0911 - a case for each form of a condition
+def _why(node: ast.expr, names: Names) -> str:  # noqa: C901, PLR0911, PLR0912 - a case for each form of a condition
     match node:
         case ast.BoolOp(op=ast.And(), values=parts):
             return next(_why(part, names) for part in parts if not _value(part, names))
@@ -183,7 +184,7 @@ def _label(node: ast.expr, names: Names) -> str:  # noqa: C901, PLR0911, PLR0912
             return _SAY.get(name, "")
         case ast.Call(func=of):
             return _label(of, names)
-        case ast.SetComp(elt=part) | ast.ListComp(elt=part):
+        case ast.SetComp(elt=part) | ast.ListComp(elt=part) | ast.Set(elts=[part]):
             return _label(part, names)
         case ast.BinOp(left=ast.Constant(), right=part) | ast.BinOp(left=part, right=ast.Constant()):
             return _label(part, names)
