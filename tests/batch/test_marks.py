@@ -403,10 +403,10 @@ class TestShared:
 
 
 def test_what_is_said_of_released_traces_asks_for_them():
-    """A sentence of a chapter on a released trace or file that a run computes is marked where a twin was read."""
+    """A sentence on a released trace or file that a run computes is marked where a twin was read."""
     root = STATEMENTS.parents[1]
     unasked = []
-    for source in sorted((root / "notebooks").glob("*.ipynb")):
+    for source in [*sorted((root / "notebooks").glob("*.ipynb")), *sorted((root / "book").glob("*.md"))]:
         page = Page(source, STATEMENTS / f"{source.stem}.toml", Records(root / "no record"))
         for each in page.checked:
             own = [*dict(each.statement.values).values(), *each.statement.holds]
