@@ -77,7 +77,7 @@ def test_the_note_can_be_closed(site, open_page):
 
 def test_a_mark_says_what_is_so(visit):
     """Each mark of a twin build is a sentence that names the run; no warning stands below a cell."""
-    marks = visit.page.locator(".bd-article .not-here").all_inner_texts()
+    marks = visit.page.locator(".bd-article .not-here").all_text_contents()
     section = r"(?:\d+ of the \d+|The) statements of this section (?:do not hold|cannot be checked)"
     shape = rf"(?:Not|Cannot be checked|{section}) on this (?:build, which uses|machine).*\."
     assert [mark for mark in marks if not re.fullmatch(shape, mark)] == []
