@@ -57,9 +57,6 @@ def grade(
     cpu_s: Annotated[int, at_least(1, "Processor time of a submission over all tasks (s).")] = 120,
     reply_s: Annotated[float, at_least(0.1, "Longest wait for one answer (s).")] = 20.0,
     wall_s: Annotated[float, at_least(1, "Longest time of a submission over all tasks (s).")] = 600.0,
-    allow_package_answers: Annotated[
-        bool, typer.Option(help="Give points also to solutions that use the package's own.")
-    ] = False,
     json_: Json = False,
 ) -> None:
     """Grade a folder of submissions; the kernel confines each of them, and the grader checks its answers.
@@ -89,7 +86,6 @@ def grade(
         seed=seed,
         allowance=Allowance(memory_bytes=int(memory_gib * GIB), cpu_s=cpu_s, reply_s=reply_s, wall_s=wall_s),
         jobs=jobs,
-        borrowing=allow_package_answers,
     )
     with failing("classroom grade", UnconfinableError):
         check_confinable()

@@ -26,6 +26,7 @@ from mooncake_lab.conductor.decide import (
     check_needs,
     decide,
     needs_of,
+    select_decode,
 )
 from mooncake_lab.conductor.estimator import Estimator, LatencyEstimator
 from mooncake_lab.conductor.history import History, LengthHistogram, RecentView
@@ -82,4 +83,5 @@ __all__ = [
     "named_admission",
     "named_placement",
     "needs_of",
+    "select_decode",
 ]

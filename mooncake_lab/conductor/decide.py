@@ -1,5 +1,6 @@
 """The decision of the Conductor: its types, the policies that make it, and `decide`, which both runtimes call."""
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -123,6 +124,27 @@ def decide(
         return Rejection(request_id=request.id, stage="capacity", reason=reason)
     proposed = placement.place(request, view, estimate)
     return admission.admit(request, proposed, view, estimate=estimate, slo=slo)
+
+
+def select_decode(
+    request: Request, decode: tuple[DecodeView, ...], estimate: Estimator
+) -> tuple[DecodeView, float]:
+    """The decode instance with the smallest predicted TBT, and that TBT (s).
+
+    Instances without room for the request's KVCache come last, and their TBT is infinite. Neither paper specifies
+    SelectDecodingInstance beyond load balancing (assumption B05).
+    """
+    best, best_tbt_s = decode[0], math.inf
+    for instance in decode:
+        context = instance.context_tokens + request.input_tokens
+        if context > instance.capacity_tokens:
+            continue
+        tbt_s = estimate.decode_step_s(instance.requests + 1, context)
+        if tbt_s < best_tbt_s:
+            best, best_tbt_s = instance, tbt_s
+    if math.isinf(best_tbt_s):
+        best = min(decode, key=lambda instance: instance.context_tokens)
+    return best, best_tbt_s
 
 
 Need: TypeAlias = Literal[

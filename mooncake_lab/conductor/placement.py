@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal
 
-from mooncake_lab.conductor.decide import Need, Placement, PlacementPolicy
+from mooncake_lab.conductor.decide import Need, Placement, PlacementPolicy, select_decode
 from mooncake_lab.conductor.estimator import Estimator
 from mooncake_lab.conductor.view import ClusterView, DecodeView, PrefillView
 from mooncake_lab.core import Request, keyed_uniform
@@ -127,27 +127,6 @@ class KVCacheCentric:
             expected_tbt_s=tbt_s,
             reason="shortest expected TTFT, prefix fetched" if fetches else "shortest expected TTFT, local prefix",
         )
-
-
-def select_decode(
-    request: Request, decode: tuple[DecodeView, ...], estimate: Estimator
-) -> tuple[DecodeView, float]:
-    """The decode instance with the smallest predicted TBT, and that TBT (s).
-
-    Instances without room for the request's KVCache come last, and their TBT is infinite. Neither paper specifies
-    SelectDecodingInstance beyond load balancing (assumption B05).
-    """
-    best, best_tbt_s = decode[0], math.inf
-    for instance in decode:
-        context = instance.context_tokens + request.input_tokens
-        if context > instance.capacity_tokens:
-            continue
-        tbt_s = estimate.decode_step_s(instance.requests + 1, context)
-        if tbt_s < best_tbt_s:
-            best, best_tbt_s = instance, tbt_s
-    if math.isinf(best_tbt_s):
-        best = min(decode, key=lambda instance: instance.context_tokens)
-    return best, best_tbt_s
 
 
 def local_prefill(request: Request, instance: PrefillView, estimate: Estimator) -> tuple[float, int, int]:

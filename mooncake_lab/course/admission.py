@@ -22,6 +22,7 @@ from mooncake_lab.conductor import (
 )
 from mooncake_lab.core import SLO, Request, TracedRequest, blocks_for
 from mooncake_lab.course import PolicyFindings, contract, examine, require
+from mooncake_lab.course.round_estimates import RoundEstimator
 from mooncake_lab.metrics import effective, request_table
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation import Cluster
@@ -32,29 +33,6 @@ _LIMITS: Final = SLO(ttft_s=10.0, tbt_s=0.04)
 """Limits for the views made by hand."""
 _CROWD_LIMITS: Final = SLO(ttft_s=25.0, tbt_s=0.05)
 _CROWD_REQUESTS: Final = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """An estimator of round numbers, for views made by hand."""
-
-    fetches_by_layer: bool = False
-
-    def prefill_s(self, request_id: int, input_tokens: int, reused_tokens: int) -> float:
-        del request_id
-        return (input_tokens - reused_tokens) * 1e-3
-
-    def beside_ssd_s(self, compute_s: float, ssd_tokens: int) -> float:
-        return max(compute_s, ssd_tokens * 1e-5)
-
-    def beside_load_s(self, compute_s: float, load_s: float) -> float:
-        return max(compute_s, load_s)
-
-    def transfer_s(self, tokens: int, flows: int) -> float:
-        return tokens * 1e-6 * (flows + 1)
-
-    def decode_step_s(self, requests: float, context_tokens: float) -> float:
-        return 0.02 + 1e-3 * requests + 1e-8 * context_tokens
 
 
 def crowd(seed: int | random.Random) -> list[TracedRequest]:
@@ -96,7 +74,7 @@ def answers_about_this_request(policy: AdmissionPolicy) -> None:
             )
             require(bool(decision.reason), f"request {request.id} was refused without a reason")
         else:
-            proposed = CacheAware().place(request, view, _Round())
+            proposed = CacheAware().place(request, view, RoundEstimator())
             require(decision == proposed, f"the placement of request {request.id} was changed")
 
 
@@ -124,7 +102,7 @@ def serves_an_idle_cluster(policy: AdmissionPolicy) -> None:
 def checks_twice(policy: AdmissionPolicy) -> None:
     """The decode instance's answer is a rejection at stage `decode`, or None."""
     for request, view in _cases():
-        answer = policy.double_check(request, view.decode[0], estimate=_Round(), slo=_LIMITS)
+        answer = policy.double_check(request, view.decode[0], estimate=RoundEstimator(), slo=_LIMITS)
         fine = answer is None or (answer.request_id == request.id and answer.stage == "decode")
         require(fine, f"double_check returned {answer!r} for request {request.id}")
 
@@ -183,5 +161,5 @@ def _cases() -> list[tuple[Request, ClusterView]]:
 
 
 def _decide(policy: AdmissionPolicy, request: Request, view: ClusterView) -> Placement | Rejection:
-    estimate: Estimator = _Round()
+    estimate: Estimator = RoundEstimator()
     return decide(request, view, placement=CacheAware(), admission=policy, estimate=estimate, slo=_LIMITS)

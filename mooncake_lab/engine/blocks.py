@@ -160,9 +160,9 @@ class EngineBlocks:
         A block that a waiting request would reuse counts as shared: preempting its holder would not free it.
         """
         self._found = {}
-        shown = [self._with_prefix(progress) for progress in waiting]
+        shown = tuple(map(self._with_prefix, waiting))
         wanted = {block for blocks in self._found.values() for block in blocks}
-        return shown, [self._with_shared(progress, wanted) for progress in running]
+        return shown, tuple(self._with_shared(progress, wanted) for progress in running)
 
     def acquire(self, requests: Sequence[Progress]) -> None:
         """Allocate blocks. The cached blocks of all requests are taken first, so that none of them is evicted."""

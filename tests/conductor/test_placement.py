@@ -13,8 +13,8 @@ from mooncake_lab.conductor import (
     PrefillView,
     Random,
     named_placement,
+    select_decode,
 )
-from mooncake_lab.conductor.placement import select_decode
 from mooncake_lab.core import Request
 
 

@@ -13,8 +13,8 @@ from mooncake_lab.conductor import (
     LoadBalance,
     LongestPrefix,
     PrefillView,
+    select_decode,
 )
-from mooncake_lab.conductor.placement import select_decode
 from mooncake_lab.core import Request
 
 BLOCK = 512

@@ -3,19 +3,20 @@
 Started by `enter.py`. Questions come on stdin, answers leave on what was stdout; what cells print goes nowhere.
 """
 
+import importlib
 import io
 import os
 import reprlib
 import sys
 import time
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
 
-from mooncake_lab.conductor import Estimator, Placement, Rejection
+from mooncake_lab.conductor import Estimator, LatencyEstimator, Placement, Rejection
 from mooncake_lab.course.grading.confine import Allowance, UnconfinableError, confine
 from mooncake_lab.course.grading.messages import (
     SIGNATURES,
@@ -23,6 +24,7 @@ from mooncake_lab.course.grading.messages import (
     Ask,
     Call,
     Code,
+    EstimatorName,
     Load,
     Make,
     Passes,
@@ -33,15 +35,26 @@ from mooncake_lab.course.grading.messages import (
     pack,
     read_question,
 )
+from mooncake_lab.course.round_estimates import RoundEstimator
+from mooncake_lab.perf import LatencyModel
 
 _LONGEST_MESSAGE = 2000
 
 
 class Candidate:
-    """A namespace that cells fill, and the objects that were made from it; mutable because cells are."""
+    """A namespace that cells fill, and the objects that were made from it; mutable because cells are.
 
-    def __init__(self) -> None:
-        self._names: dict[str, Any] = {"__name__": "__main__"}
+    As in a notebook the namespace is that of the module `__main__`, so that what looks classes up by name, such as
+    `pickle` and `get_type_hints`, finds them.
+    """
+
+    def __init__(self, model: LatencyModel) -> None:
+        sys.modules["__main__"] = main = ModuleType("__main__")
+        self._names = vars(main)
+        self._estimators: Mapping[EstimatorName, Estimator] = {
+            "paper": LatencyEstimator(model),
+            "round": RoundEstimator(),
+        }
         self._made: list[Any] = []
         self._owed: Raised | None = None
 
@@ -66,8 +79,8 @@ class Candidate:
             case Make(name, arguments):
                 self._made.append(self._named(name)(*arguments))
                 return _answer(len(self._made) - 1)
-            case Ask(number, method, arguments):
-                return _ask(self._made[number], method, arguments)
+            case Ask(number, method, arguments, estimate=estimate):
+                return _ask(self._made[number], method, arguments, self._estimators[estimate])
 
     def _execute(self, cell: Code) -> str:
         """Execute a cell; what went wrong in it, or nothing."""
@@ -83,20 +96,19 @@ class Candidate:
         return self._names[name]
 
 
-def _ask(target: Any, method: str, raw: msgspec.Raw) -> Answer:
-    if method not in SIGNATURES:
-        return _answer(getattr(target, method)(*msgspec.msgpack.decode(raw)))
-    takes = SIGNATURES[method].takes
+def _ask(target: Any, method: str, raw: msgspec.Raw, estimate: Estimator) -> Answer:
+    """Call a method with arguments of the types that it gets in a notebook."""
     parts = msgspec.msgpack.decode(raw, type=list[msgspec.Raw])
+    takes = SIGNATURES[method].takes[: len(parts)]
     arguments: list[Any] = [
         msgspec.msgpack.decode(part, type=kind) for part, kind in zip(parts, takes, strict=True)
     ]
     match method:
         case "place":
-            return _answer(target.place(*arguments, _estimator()))
+            return _answer(target.place(*arguments, estimate))
         case "admit" | "double_check":
             *seen, slo = arguments
-            given = getattr(target, method)(*seen, estimate=_estimator(), slo=slo)
+            given = getattr(target, method)(*seen, estimate=estimate, slo=slo)
             return _answer(_verdict(method, given))
         case _:
             return _answer(getattr(target, method)(*arguments))
@@ -156,21 +168,14 @@ def _with_words(value: Any) -> Any:
             return value
 
 
-@cache
-def _estimator() -> Estimator:
-    """What the Conductor believes, the same as in the grader's own simulation."""
-    from mooncake_lab.conductor import LatencyEstimator
-    from mooncake_lab.testbeds import paper_node_latency
-
-    return LatencyEstimator(paper_node_latency())
-
-
 def start(order: Mapping[str, Any]) -> None:
     """Confine this process, and answer until the grader hangs up.
 
     Args:
-        order: its `folder` (None where it gets none) and its `allowance`.
+        order: its `folder` (None where it gets none), its `allowance`, and the `model` of the paper's nodes.
     """
+    model = msgspec.convert(order["model"], LatencyModel)
+    vars(importlib.import_module("mooncake_lab.testbeds"))["paper_node_latency"] = lambda: model
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     questions = io.BufferedReader(io.FileIO(os.dup(sys.stdin.fileno())))
     for stream, mode in ((sys.stdin, os.O_RDONLY), (sys.stdout, os.O_WRONLY), (sys.stderr, os.O_WRONLY)):
@@ -182,7 +187,7 @@ def start(order: Mapping[str, Any]) -> None:
         answers.write(pack(Raised(type(error).__name__, str(error))))
         return
     answers.write(pack(_answer(time.process_time())))
-    candidate = Candidate()
+    candidate = Candidate(model)
     decoder = msgspec.msgpack.Decoder(Question)
     while (frame := read_question(questions)) is not None:
         reply = candidate.answer(decoder.decode(frame))

@@ -5,17 +5,15 @@ adds the definitions are kept. What only Jupyter understands is left out and nam
 """
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from mooncake_lab.batch.notebook import Cell, read_notebook
 from mooncake_lab.course.grading.collect import printable
 from mooncake_lab.course.grading.messages import Code
 
-_PACKAGE: Final = "mooncake_lab"
 _MOST_LETTERS: Final = 100_000
 """Limit for all code cells of a notebook. A syntax tree takes a thousand times as much of the grader's memory."""
 _PLAIN_CALLS: Final = frozenset(
@@ -23,11 +21,6 @@ _PLAIN_CALLS: Final = frozenset(
     | {"OrderedDict", "defaultdict", "deque", "Counter"}
 )
 """What an assignment in an added cell may call: it makes a value and computes nothing."""
-_BACK_DOORS: Final = frozenset(
-    {"__builtins__", "__globals__", "__import__", "__loader__", "__spec__", "__subclasses__", "eval", "exec"}
-    | {"builtins", "gc", "importlib", "inspect", "marshal", "modules", "pickle", "pkgutil", "runpy"}
-)
-"""Names with which code is reached that no import names."""
 _UNREADABLE: Final = (SyntaxError, ValueError, RecursionError, MemoryError)
 """What `ast.parse` may raise for text that is not Python."""
 
@@ -42,8 +35,6 @@ class Handed:
     """The student's part of it."""
     remarks: tuple[str, ...]
     """What was left out or joined."""
-    borrowed: Mapping[str, tuple[str, ...]]
-    """Solution cells that take more from the package than the assignment imports, and what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +74,11 @@ def prepare(path: Path, teacher: Path) -> Handed:
             remarks.append(f"cell {name!r} was found in {len(parts)} parts, which were joined")
         remarks += [f"left out of cell {name!r}: {line}" for _, dropped in parts for line in dropped]
         solutions[name] = "\n".join(text for text, _ in parts)
-    allowed = frozenset(_imported("\n".join(given.values())))
-    code, told = _in_order(theirs, given, solutions, allowed)
-    borrowed = {name: tuple(_borrowed(text, allowed)) for name, text in solutions.items()}
+    code, told = _in_order(theirs, given, solutions)
     return Handed(
         code=tuple(code),
         own=tuple(each for each in code if each.name not in given),
         remarks=(*remarks, *told),
-        borrowed=MappingProxyType({name: what for name, what in borrowed.items() if what}),
     )
 
 
@@ -100,7 +88,7 @@ def _is_students(cell: Cell) -> bool:
 
 
 def _in_order(
-    theirs: Sequence[_Theirs], given: Mapping[str, str], solutions: Mapping[str, str], allowed: frozenset[str]
+    theirs: Sequence[_Theirs], given: Mapping[str, str], solutions: Mapping[str, str]
 ) -> tuple[list[Code], list[str]]:
     """The cells to execute; what of the teacher's is missing comes first."""
     there = {each.name for each in theirs}
@@ -114,7 +102,7 @@ def _in_order(
             done.add(each.name)
             code.append(Code(each.name, given.get(each.name, "") or solutions.get(each.name, "")))
         elif not each.name:
-            text, told = _added(f"code cell {number}", each.text, allowed)
+            text, told = _added(f"code cell {number}", each.text)
             remarks += told
             code += [Code(f"code cell {number}", text)] if text else []
     return code, remarks
@@ -150,20 +138,13 @@ def without_magics(text: str) -> tuple[str, tuple[str, ...]]:
     return "\n".join(kept), tuple(dropped)
 
 
-def _added(name: str, text: str, allowed: frozenset[str]) -> tuple[str, list[str]]:
-    """What is kept of a cell that a student added: definitions that do not take answers from the package."""
+def _added(name: str, text: str) -> tuple[str, list[str]]:
+    """What is kept of a cell that a student added: definitions."""
     try:
         tree = ast.parse(without_magics(text)[0])
     except _UNREADABLE as error:
         return "", [f"{name} is not Python and was left out: {error}"]
-    kept: list[str] = []
-    remarks: list[str] = []
-    for statement in filter(_defines, tree.body):
-        said = ast.unparse(statement)
-        borrowed = [*_borrowed(said, allowed)]
-        remarks += [f"left out of {name}: what takes {what} from the package" for what in borrowed]
-        kept += [] if borrowed else [said]
-    return "\n".join(kept), remarks
+    return "\n".join(ast.unparse(statement) for statement in filter(_defines, tree.body)), []
 
 
 def _defines(statement: ast.stmt) -> bool:
@@ -177,46 +158,6 @@ def _defines(statement: ast.stmt) -> bool:
             return not loops and all(isinstance(c.func, ast.Name) and c.func.id in _PLAIN_CALLS for c in calls)
         case _:
             return False
-
-
-def _borrowed(text: str, allowed: frozenset[str]) -> Iterator[str]:
-    """What a cell takes from the package beyond what the assignment imports."""
-    try:
-        tree = ast.parse(text)
-    except _UNREADABLE:
-        return
-    yield from sorted(set(_imported(text)) - allowed)
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=name) | ast.Attribute(attr=name) if name in _BACK_DOORS:
-                yield name
-            case ast.Name(id="compile"):  # `re.compile` is another one
-                yield "compile"
-            case ast.Import(names=names):
-                yield from (each.name for each in names if each.name.split(".")[0] in _BACK_DOORS)
-            case ast.ImportFrom(module=str(module), names=names) if module.split(".")[0] != _PACKAGE:
-                taken = (each.name for each in names)
-                yield from (name for name in (module.split(".")[0], *taken) if name in _BACK_DOORS)
-            case ast.Constant(value=str(value)) if value in _BACK_DOORS or _names_module(value):
-                yield value[:80]
-            case _:
-                continue
-
-
-def _names_module(text: str) -> bool:
-    return text.split(".", maxsplit=1)[0] == _PACKAGE and " " not in text
-
-
-def _imported(text: str) -> Iterator[str]:
-    """What is imported from the package: a module, or a name of one."""
-    for node in ast.walk(ast.parse(text)):
-        match node:
-            case ast.Import(names=names):
-                yield from (each.name for each in names if each.name.split(".")[0] == _PACKAGE)
-            case ast.ImportFrom(module=str(module), names=names) if module.split(".")[0] == _PACKAGE:
-                yield from (f"{module}.{each.name}" for each in names)
-            case _:
-                continue
 
 
 def _is_python(text: str) -> bool:

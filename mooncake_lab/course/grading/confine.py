@@ -34,58 +34,78 @@ from mooncake_lab.core import GIB, MIB
 Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false, value: the small language of classic BPF."""
 
-_PROCESSES: Final = (
-    "fork vfork execve execveat ptrace process_vm_readv process_vm_writev process_madvise unshare setns"
-)
-_SIGNALS: Final = "kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open pidfd_getfd pidfd_send_signal"
-_OTHERS_TIME: Final = "setpriority sched_setparam sched_setscheduler sched_setaffinity sched_setattr ioprio_set"
-_SOCKETS: Final = "socket socketpair io_uring_setup"
-_UNCOUNTED: Final = "memfd_create memfd_secret shmget msgget semget mq_open setrlimit userfaultfd"
-_FILES: Final = (
-    "chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat setxattr lsetxattr fsetxattr removexattr"
-    " lremovexattr fremovexattr utime utimes futimesat utimensat mount"
-)
-_KERNEL: Final = "bpf perf_event_open add_key request_key keyctl"
-REFUSED: Final = f"{_PROCESSES} {_SIGNALS} {_OTHERS_TIME} {_SOCKETS} {_UNCOUNTED} {_FILES} {_KERNEL}".split()
-
 _X86_64: Final = (
-    "fork=57 vfork=58 execve=59 execveat=322 ptrace=101 process_vm_readv=310 process_vm_writev=311"
-    " process_madvise=440 unshare=272 setns=308 kill=62 tkill=200 tgkill=234 rt_sigqueueinfo=129"
-    " rt_tgsigqueueinfo=297 pidfd_open=434 pidfd_getfd=438 pidfd_send_signal=424 setpriority=141"
-    " sched_setparam=142 sched_setscheduler=144 sched_setaffinity=203 sched_setattr=314 ioprio_set=251"
-    " socket=41 socketpair=53 io_uring_setup=425 memfd_create=319 memfd_secret=447 shmget=29 msgget=68"
-    " semget=64 mq_open=240 setrlimit=160 userfaultfd=323 chmod=90 fchmod=91 fchmodat=268 fchmodat2=452"
-    " chown=92 fchown=93 lchown=94 fchownat=260 setxattr=188 lsetxattr=189 fsetxattr=190 removexattr=197"
-    " lremovexattr=198 fremovexattr=199 utime=132 utimes=235 futimesat=261 utimensat=280 mount=165 bpf=321"
-    " perf_event_open=298 add_key=248 request_key=249 keyctl=250 prlimit64=302 fcntl=72 clone=56 clone3=435"
-    " capset=126 prctl=157"
+    "read=0 write=1 readv=19 writev=20 pread64=17 pwrite64=18 preadv=295 pwritev=296 preadv2=327 pwritev2=328"
+    " open=2 openat=257 openat2=437 creat=85 close=3 close_range=436 lseek=8 truncate=76 ftruncate=77"
+    " fallocate=285 copy_file_range=326 fsync=74 fdatasync=75 fadvise64=221 stat=4 fstat=5 lstat=6 newfstatat=262"
+    " statx=332 statfs=137 fstatfs=138 access=21 faccessat=269 faccessat2=439 readlink=89 readlinkat=267 getdents=78"
+    " getdents64=217 getcwd=79 chdir=80 fchdir=81 umask=95 mkdir=83 mkdirat=258 rmdir=84 unlink=87 unlinkat=263"
+    " rename=82 renameat=264 renameat2=316 link=86 linkat=265 symlink=88 symlinkat=266 dup=32 dup2=33 dup3=292"
+    " brk=12 munmap=11 mremap=25 mprotect=10 mincore=27 msync=26 membarrier=324 get_mempolicy=239"
+    " clock_gettime=228 clock_getres=229 gettimeofday=96 time=201 times=100 nanosleep=35 clock_nanosleep=230"
+    " getitimer=36 setitimer=38 alarm=37 poll=7 ppoll=271 select=23 pselect6=270 rt_sigaction=13"
+    " rt_sigprocmask=14 rt_sigreturn=15 rt_sigpending=127 rt_sigsuspend=130 rt_sigtimedwait=128 sigaltstack=131"
+    " restart_syscall=219 pause=34 exit=60 exit_group=231 getpid=39 getppid=110 gettid=186 getpgid=121"
+    " getpgrp=111 getsid=124 getuid=102 geteuid=107 getgid=104 getegid=108 getresuid=118 getresgid=120"
+    " getgroups=115 capget=125 getrlimit=97 getrusage=98 getpriority=140 sched_yield=24 sched_getaffinity=204"
+    " sched_getparam=143 sched_getscheduler=145 sched_get_priority_max=146 sched_get_priority_min=147 sysinfo=99"
+    " uname=63 getcpu=309 getrandom=318 futex=202 rseq=334 set_tid_address=218 set_robust_list=273"
+    " get_robust_list=274 arch_prctl=158 wait4=61 waitid=247"
 )
 _AARCH64: Final = (
-    "execve=221 execveat=281 ptrace=117 process_vm_readv=270 process_vm_writev=271 process_madvise=440"
-    " unshare=97 setns=268 kill=129 tkill=130 tgkill=131 rt_sigqueueinfo=138 rt_tgsigqueueinfo=240"
-    " pidfd_open=434 pidfd_getfd=438 pidfd_send_signal=424 setpriority=140 sched_setparam=118"
-    " sched_setscheduler=119 sched_setaffinity=122 sched_setattr=274 ioprio_set=30 socket=198 socketpair=199"
-    " io_uring_setup=425 memfd_create=279 memfd_secret=447 shmget=194 msgget=186 semget=190 mq_open=180"
-    " setrlimit=164 userfaultfd=282 fchmod=52 fchmodat=53 fchmodat2=452 fchown=55 fchownat=54 setxattr=5"
-    " lsetxattr=6 fsetxattr=7 removexattr=14 lremovexattr=15 fremovexattr=16 utimensat=88 mount=40 bpf=280"
-    " perf_event_open=241 add_key=217 request_key=218 keyctl=219 prlimit64=261 fcntl=25 clone=220 clone3=435"
-    " capset=91 prctl=167"
+    "read=63 write=64 readv=65 writev=66 pread64=67 pwrite64=68 preadv=69 pwritev=70 preadv2=286 pwritev2=287"
+    " openat=56 openat2=437 close=57 close_range=436 lseek=62 truncate=45 ftruncate=46 fallocate=47"
+    " copy_file_range=285 fsync=82 fdatasync=83 fadvise64=223 fstat=80 newfstatat=79 statx=291 statfs=43"
+    " fstatfs=44 faccessat=48 faccessat2=439 readlinkat=78 getdents64=61 getcwd=17 chdir=49 fchdir=50 umask=166"
+    " mkdirat=34 unlinkat=35 renameat=38 renameat2=276 linkat=37 symlinkat=36 dup=23 dup3=24 brk=214 munmap=215"
+    " mremap=216 mprotect=226 mincore=232 msync=227 membarrier=283 get_mempolicy=236 clock_gettime=113"
+    " clock_getres=114 gettimeofday=169 times=153 nanosleep=101 clock_nanosleep=115 getitimer=102 setitimer=103"
+    " ppoll=73 pselect6=72 rt_sigaction=134 rt_sigprocmask=135 rt_sigreturn=139 rt_sigpending=136"
+    " rt_sigsuspend=133 rt_sigtimedwait=137 sigaltstack=132 restart_syscall=128 exit=93 exit_group=94 getpid=172"
+    " getppid=173 gettid=178 getpgid=155 getsid=156 getuid=174 geteuid=175 getgid=176 getegid=177 getresuid=148"
+    " getresgid=150 getgroups=158 capget=90 getrlimit=163 getrusage=165 getpriority=141 sched_yield=124"
+    " sched_getaffinity=123 sched_getparam=121 sched_getscheduler=120 sched_get_priority_max=125"
+    " sched_get_priority_min=126 sysinfo=179 uname=160 getcpu=168 getrandom=278 futex=98 rseq=293"
+    " set_tid_address=96 set_robust_list=99 get_robust_list=100 wait4=260 waitid=95"
 )
-_SET_OWNER, _SET_SIGNAL, _SET_OWNER_EX = 8, 10, 15
-"""What `fcntl` could send signals with."""
+"""The calls that a submission may make, and their numbers. No other call is allowed, known or not.
+
+None of them keeps memory that the limit of address space does not count: not pipes and sockets, memory files,
+shared segments, queues of messages, keys, locks, timers, watches, rings or page references of `vmsplice`.
+"""
+_X86_64_LOOKED_INTO: Final = (
+    "clone=56 clone3=435 prctl=157 prlimit64=302 fcntl=72 ioctl=16 mmap=9 madvise=28 capset=126"
+)
+_AARCH64_LOOKED_INTO: Final = (
+    "clone=220 clone3=435 prctl=167 prlimit64=261 fcntl=25 ioctl=29 mmap=222 madvise=233 capset=91"
+)
+"""Calls that are allowed with some arguments; `capset` is the number that `confine` itself needs."""
+_NEWER: Final = 463
+"""Calls from this number on are newer than the list; the C library must believe that the kernel lacks them."""
+_FCNTL: Final = (0, 1, 2, 3, 4, 1030)
+"""Duplicate, flags of descriptor and file. Not owners, and not locks, which need memory and have no limit."""
+_IOCTL: Final = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""Is it a terminal, of what size; how many bytes wait; do not block; close when a program is executed, or not."""
+_PRCTL: Final = (2, 3, 15, 16, 21, 23, 39, 42)
+"""Names, and questions. Not the signal at the parent's death, and not huge pages."""
+_MADVISE: Final = (0, 1, 2, 3, 4, 8, 10, 11, 16, 17, 18, 19)
+"""Advice on reading, freeing and forking; not huge pages and not merging."""
+_SHARED_ANONYMOUS: Final = 0x21
+"""Such a mapping keeps all its pages until the last of them is unmapped, and the address space shrinks before."""
+_HUGE_PAGES: Final = 0x40000
 _CLONE_THREAD: Final = 0x00010000
-_DEATH_SIGNAL: Final = 1
-"""`prctl` option: a process that clears its parent-death signal would keep running after its grader."""
-_LOAD, _EQUAL, _AT_LEAST, _BITS_SET, _GIVE = 0x20, 0x15, 0x35, 0x45, 0x06
+_DEATH_SIGNAL, _NO_HUGE_PAGES = 1, 41
+_LOAD, _EQUAL, _AT_LEAST, _BITS_SET, _AND, _GIVE = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOWED, _DENIED, _NO_MORE, _UNKNOWN, _KILLED = 0x7FFF0000, 0x00050001, 0x0005000B, 0x00050026, 0x80000000
 _ARCHITECTURE_AT, _NUMBER_AT, _ARGUMENTS_AT = 4, 0, 16
 
 
 class Architecture(NamedTuple):
-    """Its name in the kernel's audit interface, and the numbers of its calls; it need not have all of them."""
+    """Its name in the kernel's audit interface, and the numbers of calls."""
 
     audit: int
-    numbers: MappingProxyType[str, int]
+    allowed: MappingProxyType[str, int]
+    looked_into: MappingProxyType[str, int]
 
 
 def _numbers(table: str) -> MappingProxyType[str, int]:
@@ -95,15 +115,14 @@ def _numbers(table: str) -> MappingProxyType[str, int]:
 
 ARCHITECTURES: Final = MappingProxyType(
     {
-        "x86_64": Architecture(0xC000003E, _numbers(_X86_64)),
-        "aarch64": Architecture(0xC00000B7, _numbers(_AARCH64)),
+        "x86_64": Architecture(0xC000003E, _numbers(_X86_64), _numbers(_X86_64_LOOKED_INTO)),
+        "aarch64": Architecture(0xC00000B7, _numbers(_AARCH64), _numbers(_AARCH64_LOOKED_INTO)),
     }
 )
 
 
 def call_filter(machine: Architecture) -> bytes:
     """The program for seccomp: an instruction every eight bytes."""
-    numbers = machine.numbers
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
         (_EQUAL, 1, 0, machine.audit),
@@ -111,18 +130,26 @@ def call_filter(machine: Architecture) -> bytes:
         (_LOAD, 0, 0, _NUMBER_AT),
         (_AT_LEAST, 0, 1, 1 << 30),  # a second set of numbers for the same calls (x32)
         (_GIVE, 0, 0, _KILLED),
+        (_AT_LEAST, 0, 1, _NEWER),
+        (_GIVE, 0, 0, _UNKNOWN),
     ]
-    for name in REFUSED:
-        if name in numbers:
-            program += [(_EQUAL, 0, 1, numbers[name]), (_GIVE, 0, 0, _DENIED)]
+    for number in machine.allowed.values():
+        program += [(_EQUAL, 0, 1, number), (_GIVE, 0, 0, _ALLOWED)]
+    some = machine.looked_into
     # the C library falls back to clone, and reports that no more threads can be started
-    program += [(_EQUAL, 0, 1, numbers["clone3"]), (_GIVE, 0, 0, _UNKNOWN)]
+    program += [(_EQUAL, 0, 1, some["clone3"]), (_GIVE, 0, 0, _UNKNOWN)]
     thread = [(_LOAD, 0, 0, _argument(0)), (_BITS_SET, 0, 1, _CLONE_THREAD), (_GIVE, 0, 0, _NO_MORE), _deny()]
-    program += _where(numbers["clone"], thread)
-    program += _where(numbers["prctl"], _if_one_of(_argument(0), (_DEATH_SIGNAL,)))
-    program += _where(numbers["prlimit64"], _unless_zero(_argument(0), _argument(2), _argument(2) + 4))
-    program += _where(numbers["fcntl"], _if_one_of(_argument(1), (_SET_OWNER, _SET_SIGNAL, _SET_OWNER_EX)))
-    program.append((_GIVE, 0, 0, _ALLOWED))
+    program += _where(some["clone"], thread)
+    program += _where(some["prlimit64"], _unless_zero(_argument(0), _argument(2), _argument(2) + 4))
+    program += _where(some["mmap"], _if_all_bits(_argument(3), _SHARED_ANONYMOUS, _HUGE_PAGES))
+    for name, index, values in (
+        ("madvise", 2, _MADVISE),
+        ("fcntl", 1, _FCNTL),
+        ("ioctl", 1, _IOCTL),
+        ("prctl", 0, _PRCTL),
+    ):
+        program += _where(some[name], _unless_one_of(_argument(index), values))
+    program.append(_deny())
     return b"".join(struct.pack("HBBI", *line) for line in program)
 
 
@@ -145,8 +172,18 @@ def _unless_zero(*places: int) -> list[Instruction]:
     return [line for at in places for line in ((_LOAD, 0, 0, at), (_EQUAL, 1, 0, 0), _deny())]
 
 
-def _if_one_of(place: int, values: Iterable[int]) -> list[Instruction]:
-    return [(_LOAD, 0, 0, place), *(line for value in values for line in ((_EQUAL, 0, 1, value), _deny()))]
+def _if_all_bits(place: int, *masks: int) -> list[Instruction]:
+    """Deny if all bits of one of these are set."""
+    return [
+        line
+        for mask in masks
+        for line in ((_LOAD, 0, 0, place), (_AND, 0, 0, mask), (_EQUAL, 0, 1, mask), _deny())
+    ]
+
+
+def _unless_one_of(place: int, values: Iterable[int]) -> list[Instruction]:
+    allowed = ((_EQUAL, 0, 1, value) for value in values)
+    return [(_LOAD, 0, 0, place), *(line for test in allowed for line in (test, (_GIVE, 0, 0, _ALLOWED))), _deny()]
 
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -158,8 +195,9 @@ _MOST_OPEN_FILES: Final = 256
 _SETTINGS: Final = ("/etc/ld.so.cache", "/etc/localtime", "/etc/ssl/openssl.cnf", "/etc/mime.types")
 """The only system settings that stay readable: a grader that is root could read all of them."""
 
-_READ: Final = (1 << 2) | (1 << 3)
 _READ_FILE: Final = 1 << 2
+_READ_FOLDER: Final = 1 << 3
+_READ: Final = _READ_FILE | _READ_FOLDER
 _WRITE_FILE: Final = (1 << 1) | (1 << 14)
 _ALL_BY_ABI: Final = MappingProxyType({3: (1 << 15) - 1, 5: (1 << 16) - 1})
 _ALL_TCP: Final = 0b11
@@ -256,25 +294,69 @@ def confine(folder: Path | None, allowance: Allowance) -> None:
         (resource.RLIMIT_FSIZE, allowance.file_bytes),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, _MOST_OPEN_FILES),
+        (resource.RLIMIT_MEMLOCK, 0),
     ):
         resource.setrlimit(what, (limit, limit))
     machine = ARCHITECTURES[platform.machine()]
+    _must(_libc().prctl(_NO_HUGE_PAGES, 1, 0, 0, 0), "do without huge pages")
     _must(_libc().prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "give up new privileges")
-    _must(_syscall(machine.numbers["capset"], _CAPABILITIES_OF_SELF, bytes(24)), "give up what root may do")
+    _must(_syscall(machine.looked_into["capset"], _CAPABILITIES_OF_SELF, bytes(24)), "give up what root may do")
     _must(_libc().prctl(_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0), "end with its parent")
     _restrict_files(folder)
     _restrict_calls(machine)
 
 
-def readable_folders() -> list[Path]:
-    """What Python and this package need to read while they run."""
+def _python_roots() -> list[Path]:
+    """Where Python, its packages and the libraries of the system lie."""
+    prefixes = dict.fromkeys(
+        (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, "/usr/local", "/usr", "/")
+    )
+    return [Path(prefix, folder) for prefix in prefixes for folder in ("lib", "lib64")]
+
+
+def withheld_paths() -> frozenset[Path]:
+    """Where answers may lie: the project around this package, and every copy of the package that is installed."""
     package = Path(__file__).resolve().parents[2]
-    system = ("/usr", "/lib", "/lib64", "/sys/devices/system", "/dev/urandom", "/dev/null", *_SETTINGS)
-    return [
-        path
-        for path in map(Path, (sys.prefix, sys.base_prefix, package, package.parent / "data", *system))
-        if path.exists()
+    copies = [
+        path.resolve()
+        for root in _python_roots()
+        for pattern in ("*-packages", "python*/*-packages")
+        for site in root.glob(pattern)
+        for path in site.iterdir()
+        if path.name.lower().replace("-", "_").startswith(package.name)
     ]
+    project = package.parent
+    around = [project] if (project / "pyproject.toml").exists() else [package, project / "data"]
+    return frozenset([*around, *copies])
+
+
+def readable() -> dict[Path, int]:
+    """What Python needs to read while it runs, and what is allowed there.
+
+    A rule of Landlock holds for all that lies below. A folder with something withheld in it gets none of its own:
+    its names can be listed, and what else it holds gets rules.
+    """
+    withheld = withheld_paths()
+    system = ("/usr/share/zoneinfo", "/sys/devices/system", "/dev/urandom", "/dev/null", *_SETTINGS)
+    found: dict[Path, int] = {}
+    for root in (*_python_roots(), *map(Path, system)):
+        if root.exists():
+            _allow_around(root.resolve(), withheld, found)
+    return found
+
+
+def _allow_around(path: Path, withheld: frozenset[Path], found: dict[Path, int]) -> None:
+    if path in withheld:
+        return
+    if not path.is_dir():
+        found[path] = _READ_FILE
+    elif any(each.is_relative_to(path) for each in withheld):
+        found[path] = _READ_FOLDER
+        for child in path.iterdir():
+            if not child.is_symlink():
+                _allow_around(child, withheld, found)
+    else:
+        found[path] = _READ
 
 
 def _restrict_files(folder: Path | None) -> None:
@@ -284,8 +366,8 @@ def _restrict_files(folder: Path | None) -> None:
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
     ruleset = _must(_syscall(_CREATE_RULESET, attributes, size, 0), "make a ruleset")
     try:
-        for path in readable_folders():
-            _allow(ruleset, path, _READ if path.is_dir() else _READ_FILE)
+        for path, access in readable().items():
+            _allow(ruleset, path, access)
         _allow(ruleset, Path("/dev/null"), _READ_FILE | _WRITE_FILE)
         if folder is not None:
             _allow(ruleset, folder, everything)

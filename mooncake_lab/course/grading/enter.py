@@ -65,6 +65,9 @@ def _main(step: str, text: str) -> None:
     folder = order["folder"]
     if step == "answer":
         _import_package(order["package"])
+        from mooncake_lab.course.grading.given import install
+
+        install(Path(order["package"]))
         from mooncake_lab.course.grading.candidate import start
 
         start(order)

@@ -49,7 +49,7 @@ class Grade:
     topic: str
     marks: tuple[Mark, ...]
     remarks: tuple[str, ...] = ()
-    """About the whole notebook: what was left out, what was joined, and what the solution uses of the package."""
+    """About the whole notebook: what was left out, and what was joined."""
     cells: tuple[str, ...] = ()
     """The code of the student, for the feedback."""
 
@@ -78,7 +78,6 @@ def grade(
     student: str,
     seed: int | str,
     allowance: Allowance | None = None,
-    borrowing: bool = False,
 ) -> Grade:
     """Grade one notebook; a bad one is a grade, not an exception.
 
@@ -91,7 +90,6 @@ def grade(
         student: whose it is.
         seed: of hidden workloads; the same for a class.
         allowance: what the submission may use, over all tasks.
-        borrowing: whether a solution that takes its answer from the package earns points; it is named in any case.
 
     Raises:
         ValueError: when the topic has no assignment.
@@ -106,26 +104,19 @@ def grade(
     except Exception as error:  # noqa: BLE001  # a file that was handed in may be anything
         marks = tuple(_lost(task, str(error)) for task in assignment.tasks)
         return Grade(student=student, topic=topic, marks=marks)
-    remarks = [*handed.remarks, *(f"uses package answer: {each}" for each in _borrowed(handed))]
     return Grade(
         student=student,
         topic=topic,
-        marks=tuple(_marks(assignment, handed, str(seed), allowance or Allowance(), borrowing=borrowing)),
-        remarks=tuple(one_line(each) for each in remarks[:20]),
+        marks=tuple(_marks(assignment, handed, str(seed), allowance or Allowance())),
+        remarks=tuple(one_line(each) for each in handed.remarks[:20]),
         cells=tuple(cell.text[:_LONGEST_CODE] for cell in handed.own[:20]),
     )
 
 
-def _marks(
-    assignment: Assignment, handed: Handed, seed: str, allowance: Allowance, *, borrowing: bool
-) -> Iterator[Mark]:
+def _marks(assignment: Assignment, handed: Handed, seed: str, allowance: Allowance) -> Iterator[Mark]:
     budget = Budget(allowance=allowance)
     hopeless = ""
     for task in assignment.tasks:
-        taken = _borrowed(handed, task.cells)
-        if taken and not borrowing:
-            yield _lost(task, f"uses package answer: {'; '.join(taken)}. The student must write this answer")
-            continue
         if hopeless:
             yield _lost(task, hopeless)
             continue
@@ -146,15 +137,6 @@ def _mark(task: Task, submission: Submission, seed: str) -> Mark:
         cells = f" ({'; '.join(submission.failed_cells)})" if submission.failed_cells else ""
         return _lost(task, f"{_told(error)}{cells}")
     return Mark(task=task.name, points=task.points, earned=task.points, said=said)
-
-
-def _borrowed(handed: Handed, cells: tuple[str, ...] = ()) -> list[str]:
-    """What the solution cells of these names, or all, take from the package."""
-    return [
-        f"cell {name!r} uses {', '.join(what)}"
-        for name, what in handed.borrowed.items()
-        if not cells or name in cells
-    ]
 
 
 def _told(error: Exception) -> str:

@@ -8,13 +8,13 @@ import io
 import struct
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from mooncake_lab.batching import Limits, Plan, Progress
 from mooncake_lab.conductor import ClusterView, DecodeView, Placement, Rejection
-from mooncake_lab.core import KIB, MIB, SLO, Request
+from mooncake_lab.core import KIB, MIB, SLO, BlockKey, Request
 
 LONGEST_QUESTION_BYTES: Final = 16 * MIB
 LONGEST_ANSWER_BYTES: Final = 64 * KIB
@@ -40,7 +40,7 @@ Verdict = Passes | Refuses
 
 
 class Signature(NamedTuple):
-    """The types of a method's arguments, and of what it answers."""
+    """The types of a method's arguments, as stores, engines and clusters pass them, and of what it answers."""
 
     takes: tuple[Any, ...]
     gives: Any
@@ -48,13 +48,19 @@ class Signature(NamedTuple):
 
 SIGNATURES: Final[Mapping[str, Signature]] = MappingProxyType(
     {
-        "plan": Signature((list[Progress], list[Progress], Limits), Plan),
+        "touch": Signature((BlockKey,), None),
+        "insert": Signature((BlockKey, int), None),
+        "remove": Signature((BlockKey,), None),
+        "victim": Signature((BlockKey | None, frozenset[BlockKey]), BlockKey),
+        "__len__": Signature((), int),
+        "__contains__": Signature((BlockKey,), bool),
+        "plan": Signature((tuple[Progress, ...], tuple[Progress, ...], Limits), Plan),
         "place": Signature((Request, ClusterView), Placement),
         "admit": Signature((Request, Placement, ClusterView, SLO), Verdict),
         "double_check": Signature((Request, DecodeView, SLO), Verdict),
     }
 )
-"""Methods whose arguments are more than plain values."""
+"""Every method of a policy that the grader asks. Arguments at the end that have a default may be left out."""
 
 
 class Code(NamedTuple):
@@ -87,6 +93,10 @@ class Make(msgspec.Struct, frozen=True, tag="make"):
     arguments: list[Any]
 
 
+EstimatorName = Literal["paper", "round"]
+"""Of the paper's nodes, as clusters have it; of round numbers, as the laws of admission have it."""
+
+
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
     """Call a method of an object; `quiet` ones send no answer, and their errors come with the next answer."""
 
@@ -94,6 +104,8 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
     method: str
     arguments: msgspec.Raw
     quiet: bool = False
+    estimate: EstimatorName = "paper"
+    """The estimator that the method gets, if it gets one."""
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):

@@ -1,5 +1,7 @@
 """The side of the grader: questions to a confined submission, answers with a deadline, and nothing believed."""
 
+import contextlib
+import fcntl
 import math
 import os
 import selectors
@@ -10,7 +12,8 @@ import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -18,13 +21,14 @@ from typing import Any, Final, Self
 import msgspec
 
 import mooncake_lab
-from mooncake_lab.core import KIB
+from mooncake_lab.core import KIB, MIB
 from mooncake_lab.course.grading.confine import (
     Allowance,
     UnconfinableError,
     check_confinable,
     why_no_folder,
 )
+from mooncake_lab.course.grading.memory_group import MemoryGroup
 from mooncake_lab.course.grading.messages import (
     HEAD_BYTES,
     LONGEST_ANSWER_BYTES,
@@ -33,6 +37,7 @@ from mooncake_lab.course.grading.messages import (
     Ask,
     Call,
     Code,
+    EstimatorName,
     Load,
     Make,
     Question,
@@ -41,13 +46,18 @@ from mooncake_lab.course.grading.messages import (
     length_of,
     pack,
 )
+from mooncake_lab.course.grading.watch import LOOK_S, Wait, Watch
 from mooncake_lab.store import NothingToEvictError
+from mooncake_lab.testbeds import paper_node_latency
 
 _START_S: Final = 60.0
 """Python, numpy and this package have to be imported first."""
 
 _MOST_HELD_BYTES: Final = 16 * KIB
 """Limit for queued questions without an answer: one message carries them and the next question that has one."""
+_KERNEL_BYTES: Final = 128 * MIB
+"""What a control group allows besides memory and files: page tables, and what the kernel keeps for a process."""
+_FOLDER_PREFIX: Final = "submission-"
 
 
 class SubmissionError(Exception):
@@ -60,6 +70,7 @@ class Budget:
 
     allowance: Allowance
     cpu_used_s: float = 0.0
+    wait: Wait = field(default_factory=Wait)
     ends_s: float = math.inf
     """When its time is over, by the monotonic clock; known since its first cell."""
 
@@ -101,15 +112,18 @@ class Submission:
         check_confinable()
         self._budget = budget or Budget(allowance=allowance or Allowance())
         self._allowance = self._budget.left()
-        self._folder = None if why_no_folder() else tempfile.mkdtemp(prefix="submission-")
-        self._cpu_before_s = 0.0
+        self._folder = None if why_no_folder() else _Folder()
+        self._cpu_before_s = self._cpu_s = 0.0
         self._status: int | None = None
         self._told = bytearray()
         try:
-            self._process = _started(self._folder, self._allowance)
+            self._process = _started(None if self._folder is None else self._folder.path, self._allowance)
         except BaseException:
             self._forget_folder()
             raise
+        most = self._allowance.memory_bytes + self._allowance.folder_bytes + _KERNEL_BYTES
+        self._group = MemoryGroup.around(self._process.pid, most)
+        self._watch = Watch(self._process.pid, self._budget.wait)
         self._decoder = msgspec.msgpack.Decoder(Reply)
         self._answers = selectors.DefaultSelector()
         if self._process.stdout is None or self._process.stdin is None:
@@ -146,14 +160,13 @@ class Submission:
                 except OSError:
                     continue  # a question was still buffered, and its reader is gone
         self._answers.close()
+        if self._group is not None:
+            self._group.close()
         self._forget_folder()
 
     def _forget_folder(self) -> None:
         if self._folder is not None:
-            try:
-                Path(self._folder).rmdir()  # empty: what was written lay in a file system that is gone
-            except OSError as error:
-                warnings.warn(f"the folder of a submission stays behind: {error}", RuntimeWarning, stacklevel=3)
+            self._folder.close()
             self._folder = None
 
     def call(self, name: str, *arguments: Any, gives: Any = Any) -> Any:
@@ -172,14 +185,14 @@ class Submission:
         """
         return _decoded(self._exchange(Make(name, list(arguments))), int, name)
 
-    def ask(self, number: int, method: str, *arguments: Any, gives: Any = Any) -> Any:
+    def ask(self, number: int, method: str, *arguments: Any, estimate: EstimatorName = "paper") -> Any:
         """Call a method of an object it made.
 
         Raises:
             SubmissionError: when it raises, takes too long, ends, or answers something else.
         """
-        answer = self._exchange(Ask(number, method, _packed(arguments)))
-        return _decoded(answer, SIGNATURES[method].gives if method in SIGNATURES else gives, method)
+        answer = self._exchange(Ask(number, method, _packed(arguments), estimate=estimate))
+        return _decoded(answer, SIGNATURES[method].gives, method)
 
     def tell(self, number: int, method: str, *arguments: Any) -> None:
         """Call a method without waiting; if it raises, the next answer says so."""
@@ -227,20 +240,38 @@ class Submission:
             except BlockingIOError:
                 if time.monotonic() > deadline_s:
                     raise self._too_late() from None
+                began_s = time.monotonic()
                 time.sleep(0.0005)
+                self._waited(began_s, silent=True)
             except BrokenPipeError:
                 raise self._ended() from None
 
     def _read(self, count: int, deadline_s: float) -> bytes:
         parts = bytearray()
         while len(parts) < count:
-            if not self._answers.select(max(deadline_s - time.monotonic(), 0)):
-                raise self._too_late()
+            self._await(deadline_s)
             part = os.read(self._stdout, count - len(parts))
             if not part:
                 raise self._ended()
             parts += part
         return bytes(parts)
+
+    def _await(self, deadline_s: float) -> None:
+        """Wait until there is something to read."""
+        while True:
+            began_s = time.monotonic()
+            ready = bool(self._answers.select(min(max(deadline_s - began_s, 0), LOOK_S)))
+            self._waited(began_s, silent=not ready)
+            if ready:
+                return
+            if time.monotonic() >= deadline_s:
+                raise self._too_late()
+
+    def _waited(self, began_s: float, *, silent: bool) -> None:
+        """Count a wait for the process, and end it if it has to."""
+        if why := self._watch.waited(time.monotonic() - began_s, silent=silent):
+            self._kill()
+            raise SubmissionError(why)
 
     def _too_late(self) -> SubmissionError:
         self._kill()
@@ -252,11 +283,21 @@ class Submission:
 
     def _ended(self) -> SubmissionError:
         code = self._reap()
-        how = f"signal {-code}" if code < 0 else f"status {code}"
-        return SubmissionError(
-            f"its process ended with {how}; it may have used more than {self._budget.allowance.cpu_s} s of"
-            " processor time in all, or done what is not allowed"
-        )
+        if code >= 0:
+            return SubmissionError(f"its process ended itself, with exit status {code}, before it answered")
+        if self._cpu_s >= self._allowance.cpu_s and -code in {signal.SIGKILL, signal.SIGXCPU}:
+            most = self._budget.allowance.cpu_s
+            return SubmissionError(f"it used more than {most} s of processor time in all")
+        if -code == signal.SIGSYS:
+            return SubmissionError(
+                "its process was ended by the kernel because of a system call that is not allowed"
+            )
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        if -code == signal.SIGKILL:
+            return SubmissionError(
+                f"its process was killed ({name}), as when it needs more memory than it may have"
+            )
+        return SubmissionError(f"its process crashed ({name})")
 
     def _kill(self) -> None:
         """Not `Popen.kill`, which would wait for a process that has ended and forget what it used."""
@@ -268,14 +309,56 @@ class Submission:
         if self._status is None:
             _, status, used = os.wait4(self._process.pid, 0)
             self._status = self._process.returncode = os.waitstatus_to_exitcode(status)
-            self._budget.cpu_used_s += max(used.ru_utime + used.ru_stime - self._cpu_before_s, 0.0)
+            self._cpu_s = max(used.ru_utime + used.ru_stime - self._cpu_before_s, 0.0)
+            self._budget.cpu_used_s += self._cpu_s
         return self._status
+
+
+class _Folder:
+    """An empty folder over which a submission mounts its own; locked as long as its grader lives."""
+
+    def __init__(self) -> None:
+        _forget_abandoned_folders()
+        while True:
+            self.path = tempfile.mkdtemp(prefix=_FOLDER_PREFIX)
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if os.fstat(self._lock).st_nlink:  # no other grader took it for abandoned before it was locked
+                return
+            os.close(self._lock)
+
+    def close(self) -> None:
+        """Remove it: it is empty, because what was written lay in a file system that is gone."""
+        try:
+            Path(self.path).rmdir()
+        except OSError as error:
+            warnings.warn(f"the folder of a submission stays behind: {error}", RuntimeWarning, stacklevel=4)
+        os.close(self._lock)
+
+
+def _forget_abandoned_folders() -> None:
+    """Remove the empty folders of graders that were killed: nobody holds their locks."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's, or not empty
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                folder.rmdir()
+            finally:
+                os.close(descriptor)
 
 
 def _started(folder: str | None, allowance: Allowance) -> subprocess.Popen[bytes]:
     """The process, which has yet to confine itself."""
     package = Path(mooncake_lab.__file__).resolve().parent
-    order = msgspec.json.encode({"folder": folder, "allowance": asdict(allowance), "package": str(package)})
+    order = msgspec.json.encode(
+        {
+            "folder": folder,
+            "allowance": asdict(allowance),
+            "package": str(package),
+            "model": paper_node_latency(),
+        }
+    )
     script = Path(__file__).resolve().with_name("enter.py")
     home = folder or "/nonexistent"
     environment = {
@@ -299,7 +382,18 @@ def _started(folder: str | None, allowance: Allowance) -> subprocess.Popen[bytes
 
 
 def _packed(arguments: Sequence[Any]) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.msgpack.encode(arguments))
+    return msgspec.Raw(msgspec.msgpack.encode(arguments, enc_hook=_as_set))
+
+
+def _as_set(value: Any) -> Any:
+    """A view of the keys of a dict, and other sets.
+
+    Raises:
+        TypeError: when it is something else.
+    """
+    if isinstance(value, AbstractSet):
+        return frozenset(value)
+    raise TypeError(f"{value!r} cannot be sent to a submission")
 
 
 def _decoded(answer: Answer, kind: Any, name: str) -> Any:

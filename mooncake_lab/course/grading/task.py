@@ -6,19 +6,23 @@ Policies that live in a submission have the interfaces that stores, engines and 
 import hashlib
 import random
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from mooncake_lab.batching import Limits, Plan, Progress
+import msgspec
+
+from mooncake_lab.batching import Limits, Plan, Progress, Refusal
 from mooncake_lab.conductor import ClusterView, Decision, DecodeView, Estimator, Placement, Rejection
 from mooncake_lab.core import SLO, BlockKey, Request
-from mooncake_lab.course.grading.messages import Passes, Refuses
+from mooncake_lab.course.grading.messages import EstimatorName, Passes, Refuses
 from mooncake_lab.course.grading.remote import Submission, SubmissionError
-from mooncake_lab.store.eviction.policy import NOTHING_SPARED
+from mooncake_lab.course.round_estimates import RoundEstimator
 
 _SECRET_BYTES: Final = 16
 _LONGEST_REASON: Final = 200
+"""Letters of a reason that are kept."""
+MOST_PLANS: Final = 2000
+"""Iterations after which a batching policy is taken to be stuck; a right one needs about a hundred."""
 
 Check: TypeAlias = Callable[[Submission, str], str]
 """A submission and the hidden seed of this task: a sentence on what went well; `SubmissionError` where it did not.
@@ -113,37 +117,63 @@ class RemoteEviction(_Remote):
         """Tell it of a hit."""
         self.submission.tell(self.number, "touch", key)
 
-    def insert(self, key: BlockKey, position: int = 0, /) -> None:
+    def insert(self, *key_and_position: Any) -> None:
         """Tell it of a new block."""
-        self.submission.tell(self.number, "insert", key, position)
+        self.submission.tell(self.number, "insert", *key_and_position)
 
     def remove(self, key: BlockKey, /) -> None:
         """Tell it that a block is gone."""
         self.submission.tell(self.number, "remove", key)
 
-    def victim(
-        self, incoming: BlockKey | None = None, spared: AbstractSet[BlockKey] = NOTHING_SPARED, /
-    ) -> BlockKey:
-        """Ask who goes."""
-        return self.submission.ask(self.number, "victim", incoming, list(spared), gives=int | bytes)
+    def victim(self, *incoming_and_spared: Any) -> BlockKey:
+        """Ask who goes, with as many arguments as there are."""
+        return self.submission.ask(self.number, "victim", *incoming_and_spared)
 
     def __len__(self) -> int:
-        return self.submission.ask(self.number, "__len__", gives=int)
+        return self.submission.ask(self.number, "__len__")
 
     def __contains__(self, key: object, /) -> bool:
-        return self.submission.ask(self.number, "__contains__", key, gives=bool)
+        return self.submission.ask(self.number, "__contains__", key)
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteBatching(_Remote):
-    """A batching policy (`batching.BatchingPolicy`)."""
+@dataclass(slots=True)
+class RemoteBatching:
+    """A batching policy (`batching.BatchingPolicy`); mutable because its plans are counted.
+
+    Engines and traces keep every plan. What they keep of a submission is bounded: the number of plans, the requests
+    in each, and the letters of reasons.
+    """
+
+    submission: Submission
+    number: int
+    plans: int = 0
 
     def __str__(self) -> str:
         return "your policy"  # errors name the policy, and a student reads them
 
     def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
-        """Ask what to run next."""
-        return self.submission.ask(self.number, "plan", list(waiting), list(running), limits)
+        """Ask what to run next.
+
+        Raises:
+            SubmissionError: when it has planned too often, or too much.
+        """
+        self.plans += 1
+        require(
+            self.plans <= MOST_PLANS,
+            f"after {MOST_PLANS:,} iterations {len(waiting)} requests still wait and {len(running)} run",
+        )
+        plan: Plan = self.submission.ask(self.number, "plan", waiting, running, limits)
+        named = len(plan.segments) + len(plan.preempted) + len(plan.swapped) + len(plan.rejected)
+        there = len(waiting) + len(running)
+        require(
+            named <= there,
+            f"the plan decides about {named} requests, but {there} are there; each may be named once",
+        )
+        return msgspec.structs.replace(
+            plan,
+            rejected=tuple(Refusal(each.request_id, each.reason[:_LONGEST_REASON]) for each in plan.rejected),
+            reason=plan.reason[:_LONGEST_REASON],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +182,9 @@ class RemotePlacement(_Remote):
 
     def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
         """Ask where to."""
-        del estimate
-        return self.submission.ask(self.number, "place", request, view)
+        name = _name_of(estimate)
+        found: Placement = self.submission.ask(self.number, "place", request, view, estimate=name)
+        return replace(found, reason=found.reason[:_LONGEST_REASON])
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +195,7 @@ class RemoteAdmission(_Remote):
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
     ) -> Decision:
         """Ask on arrival; the answer must be the proposed placement or a rejection of this request."""
-        del estimate
-        match self.submission.ask(self.number, "admit", request, proposed, view, slo):
+        match self.submission.ask(self.number, "admit", request, proposed, view, slo, estimate=_name_of(estimate)):
             case Passes(placement) if placement == proposed:
                 return proposed
             case Refuses(rejection):
@@ -177,12 +207,15 @@ class RemoteAdmission(_Remote):
         self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
     ) -> Rejection | None:
         """Ask again when the KVCache has arrived."""
-        del estimate
-        match self.submission.ask(self.number, "double_check", request, decode, slo):
+        match self.submission.ask(self.number, "double_check", request, decode, slo, estimate=_name_of(estimate)):
             case Refuses(rejection):
                 return _checked(rejection, request, "decode")
             case _:
                 return None
+
+
+def _name_of(estimate: Estimator) -> EstimatorName:
+    return "round" if isinstance(estimate, RoundEstimator) else "paper"
 
 
 def _checked(rejection: Rejection, request: Request, stage: str) -> Rejection:

@@ -97,7 +97,7 @@ class Journal:
 def grade_key(handed: HandedIn, seed: str, rules: "Rules") -> str:
     """One name for everything that a grade depends on: both notebooks, the seed, the limits, this package."""
     whole = hashlib.sha256()
-    parts = (handed.student, handed.teacher.stem, seed, repr(rules.allowance), str(rules.borrowing))
+    parts = (handed.student, handed.teacher.stem, seed, repr(rules.allowance))
     for part in (
         *map(str.encode, (*parts, _package_digest())),
         handed.path.read_bytes(),
@@ -123,8 +123,6 @@ class Rules:
     allowance: Allowance
     jobs: int = 1
     """Notebooks graded at a time."""
-    borrowing: bool = False
-    """Whether answers that are the package's own earn points."""
 
 
 def grade_class(
@@ -184,7 +182,6 @@ def _grade(handed: HandedIn, seed: str, rules: Rules) -> Grade:
         student=handed.student,
         seed=seed,
         allowance=rules.allowance,
-        borrowing=rules.borrowing,
     )
 
 
