@@ -9,6 +9,7 @@ import msgspec
 
 from mooncake_lab.core import BlockKey
 from mooncake_lab.store.eviction import EvictionPolicy
+from mooncake_lab.store.eviction.policy import NOTHING_SPARED
 
 Payload = TypeVar("Payload")
 
@@ -79,6 +80,7 @@ class BlockStore(Generic[Payload]):
         self._policy = policy
         self._blocks: dict[BlockKey, Block[Payload]] = {}
         self._pins: dict[BlockKey, int] = {}
+        self._spared: frozenset[BlockKey] | None = NOTHING_SPARED
 
     @property
     def pins(self) -> Mapping[BlockKey, int]:
@@ -173,7 +175,7 @@ class BlockStore(Generic[Payload]):
         stored: list[BlockKey] = []
         evicted: list[tuple[BlockKey, Block[Payload]]] = []
         refused, used, capacity = 0, self.used_bytes, self.capacity_bytes
-        held, pinned, policy = self._blocks, self._pins.keys(), self._policy
+        held, policy = self._blocks, self._policy
         touch, insert, choose = policy.touch, policy.insert, policy.victim
         room = capacity - self.pinned_bytes
         try:
@@ -189,7 +191,7 @@ class BlockStore(Generic[Payload]):
                     refused += 1
                     continue
                 while used + size > capacity:
-                    victim = choose(key, pinned)
+                    victim = choose(key, self._pinned())
                     gone = held.pop(victim)
                     used -= gone.size_bytes
                     evicted.append((victim, gone))
@@ -231,6 +233,7 @@ class BlockStore(Generic[Payload]):
         block = self._held(key)
         if key not in self._pins:
             self.pinned_bytes += block.size_bytes
+            self._spared = None
         self._pins[key] = self._pins.get(key, 0) + 1
 
     def unpin(self, key: BlockKey) -> None:
@@ -244,6 +247,7 @@ class BlockStore(Generic[Payload]):
         self._pins[key] -= 1
         if not self._pins[key]:
             del self._pins[key]
+            self._spared = None
             self.pinned_bytes -= self._blocks[key].size_bytes
 
     def check(self) -> None:
@@ -270,13 +274,19 @@ class BlockStore(Generic[Payload]):
             raise KeyError(f"block {key!r} is not held; the store has {len(self._blocks)} other blocks")
         return self._blocks[key]
 
+    def _pinned(self) -> frozenset[BlockKey]:
+        """The pinned keys as policies get them; made anew only when they have changed since the last eviction."""
+        if self._spared is None:
+            self._spared = frozenset(self._pins)
+        return self._spared
+
     def _take(self, key: BlockKey) -> Block[Payload]:
         block = self._blocks.pop(key)
         self.used_bytes -= block.size_bytes
         return block
 
     def _evict_for(self, incoming: BlockKey | None) -> tuple[BlockKey, Block[Payload]]:
-        victim = self._policy.victim(incoming, self._pins.keys())
+        victim = self._policy.victim(incoming, self._pinned())
         return victim, self._take(victim)
 
 

@@ -238,3 +238,47 @@ def test_a_run_is_as_many_puts(policy, steps, capacity):
     while fast:
         assert fast.evict() == slow.evict()
     assert not slow
+
+
+class Witness(LRU):
+    """Remembers what it was asked to spare."""
+
+    def __init__(self):
+        super().__init__()
+        self.spared = []
+
+    def victim(self, incoming=None, spared=frozenset(), /):
+        self.spared.append(spared)
+        return super().victim(incoming, spared)
+
+
+@pytest.mark.parametrize(
+    "evict",
+    [
+        lambda store: store.put("new", None, size_bytes=1),
+        lambda store: store.put_run(["new"], [Block(None, 1)]),
+        lambda store: store.evict(),
+    ],
+)
+def test_a_policy_gets_what_its_contract_says(evict):
+    """However a block is evicted, `spared` is the frozenset of the keys pinned at that moment."""
+    policy = Witness()
+    store = BlockStore(9, policy)
+    changes = (
+        lambda: None,
+        *[lambda: store.pin("h")] * 2,
+        lambda: store.pin("i"),
+        *[lambda: store.unpin("h")] * 2,
+    )
+    pinned = []
+    store.put_run("abcdefghi", [Block(None, 1)] * 9)
+    for change in changes:
+        change()
+        pinned.append(frozenset(store.pins))
+        evict(store)
+        if "new" in store:
+            store.remove("new")
+        store.put(len(pinned), None, size_bytes=1)
+    assert policy.spared == pinned
+    assert {type(spared) for spared in policy.spared} == {frozenset}
+    assert pinned == [frozenset(keys) for keys in ("", "h", "h", "hi", "hi", "i")]

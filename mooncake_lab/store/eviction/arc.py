@@ -1,7 +1,6 @@
 """ARC: two LRU lists, once-used and used-again, whose shares adapt to what was evicted too early."""
 
 from collections import OrderedDict
-from collections.abc import Set as AbstractSet
 
 from mooncake_lab.core import BlockKey
 from mooncake_lab.store.eviction.policy import NOTHING_SPARED, NothingToEvictError, QueuedPolicy
@@ -53,7 +52,7 @@ class ARC(QueuedPolicy):
             self._again_ghosts.popitem(last=False)
 
     def victim(
-        self, incoming: BlockKey | None = None, spared: AbstractSet[BlockKey] = NOTHING_SPARED, /
+        self, incoming: BlockKey | None = None, spared: frozenset[BlockKey] = NOTHING_SPARED, /
     ) -> BlockKey:
         """Forget and return the oldest key of the list that is too long, and remember it as evicted."""
         if incoming is not None:

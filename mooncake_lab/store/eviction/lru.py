@@ -1,7 +1,6 @@
 """FIFO and LRU: the block that came first leaves first, or the one that was used least recently."""
 
 from collections import OrderedDict
-from collections.abc import Set as AbstractSet
 
 from mooncake_lab.core import BlockKey
 from mooncake_lab.store.eviction.policy import NOTHING_SPARED, NothingToEvictError, QueuedPolicy
@@ -22,7 +21,7 @@ class FIFO(QueuedPolicy):
         self._order[key] = None
 
     def victim(
-        self, _incoming: BlockKey | None = None, spared: AbstractSet[BlockKey] = NOTHING_SPARED, /
+        self, _incoming: BlockKey | None = None, spared: frozenset[BlockKey] = NOTHING_SPARED, /
     ) -> BlockKey:
         """Forget and return the oldest key that is not spared."""
         if self._order and not spared:

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from typing import Any, Protocol, TypeAlias
 
 from mooncake_lab.core import BlockKey
@@ -34,7 +33,7 @@ class EvictionPolicy(Protocol):
         ...
 
     def victim(
-        self, incoming: BlockKey | None = None, spared: AbstractSet[BlockKey] = NOTHING_SPARED, /
+        self, incoming: BlockKey | None = None, spared: frozenset[BlockKey] = NOTHING_SPARED, /
     ) -> BlockKey:
         """Choose the key that leaves, forget it and return it; never one of `spared` (the pinned ones).
 
@@ -74,7 +73,7 @@ class QueuedPolicy:
     def __len__(self) -> int:
         return sum(map(len, self._queues))
 
-    def _check_victim(self, spared: AbstractSet[BlockKey]) -> None:
+    def _check_victim(self, spared: frozenset[BlockKey]) -> None:
         """Refuse to choose where every key is spared."""
         if not len(self) or (spared and all(key in spared for queue in self._queues for key in queue)):
             raise NothingToEvictError(len(self))

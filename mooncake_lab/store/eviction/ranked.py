@@ -1,7 +1,6 @@
 """Policies that rank blocks: `Ranked`, and LFU and LengthAware, whose ranks begin with the number of uses."""
 
 import heapq
-from collections.abc import Set as AbstractSet
 
 from mooncake_lab.core import BlockKey
 from mooncake_lab.store.eviction.policy import NOTHING_SPARED, NothingToEvictError
@@ -17,7 +16,7 @@ class Ranked:
         self._heap: list[tuple[tuple[int, ...], BlockKey]] = []  # the entries, and some that are outdated
 
     def victim(
-        self, _incoming: BlockKey | None = None, spared: AbstractSet[BlockKey] = NOTHING_SPARED, /
+        self, _incoming: BlockKey | None = None, spared: frozenset[BlockKey] = NOTHING_SPARED, /
     ) -> BlockKey:
         """Forget and return the key of the lowest rank that is not spared."""
         passed: list[tuple[tuple[int, ...], BlockKey]] = []

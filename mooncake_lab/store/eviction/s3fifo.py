@@ -1,7 +1,6 @@
 """S3-FIFO: a small first-in-first-out queue sorts out blocks used once before they reach the main one."""
 
 from collections import OrderedDict
-from collections.abc import Set as AbstractSet
 
 from mooncake_lab.core import BlockKey
 from mooncake_lab.store.eviction.policy import NOTHING_SPARED, QueuedPolicy
@@ -58,7 +57,7 @@ class S3FIFO(QueuedPolicy):
         self._returning = None
 
     def victim(
-        self, incoming: BlockKey | None = None, spared: AbstractSet[BlockKey] = NOTHING_SPARED, /
+        self, incoming: BlockKey | None = None, spared: frozenset[BlockKey] = NOTHING_SPARED, /
     ) -> BlockKey:
         """Forget and return a block without a second use, moving on the used ones it meets on the way.
 
@@ -79,13 +78,13 @@ class S3FIFO(QueuedPolicy):
             del self._ghosts[incoming]
             self._returning = incoming
 
-    def _main_is_next(self, spared: AbstractSet[BlockKey]) -> bool:
+    def _main_is_next(self, spared: frozenset[BlockKey]) -> bool:
         if not self._small:
             return True
         everything_spared = bool(spared) and all(key in spared for key in self._main)
         return len(self._main) > self._main_capacity and not everything_spared
 
-    def _from_small(self, spared: AbstractSet[BlockKey]) -> BlockKey | None:
+    def _from_small(self, spared: frozenset[BlockKey]) -> BlockKey | None:
         """Move wanted blocks to the main queue until an unwanted one leaves; `None` when all were wanted."""
         while self._small:
             key, uses = self._small.popitem(last=False)
@@ -97,7 +96,7 @@ class S3FIFO(QueuedPolicy):
             self._main[key] = 0
         return None
 
-    def _from_main(self, spared: AbstractSet[BlockKey]) -> BlockKey | None:
+    def _from_main(self, spared: frozenset[BlockKey]) -> BlockKey | None:
         """Give each used block another round, with one use less, until an unused one leaves."""
         while self._main:
             key, uses = self._main.popitem(last=False)

@@ -1,7 +1,6 @@
 """SIEVE: one queue and a hand that walks from old to new, sparing each block once for a hit."""
 
 from collections import OrderedDict
-from collections.abc import Set as AbstractSet
 
 from mooncake_lab.core import BlockKey
 from mooncake_lab.store.eviction.policy import NOTHING_SPARED, QueuedPolicy
@@ -28,7 +27,7 @@ class SIEVE(QueuedPolicy):
         self._ahead[key] = False
 
     def victim(
-        self, _incoming: BlockKey | None = None, spared: AbstractSet[BlockKey] = NOTHING_SPARED, /
+        self, _incoming: BlockKey | None = None, spared: frozenset[BlockKey] = NOTHING_SPARED, /
     ) -> BlockKey:
         """Forget and return the first unhit key the hand meets, clearing marks (but not of the spared)."""
         self._check_victim(spared)
