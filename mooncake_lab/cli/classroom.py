@@ -18,6 +18,8 @@ app = group("Build the notebooks that students get, and grade what they hand in.
 
 _SOURCES: Final = Path("notebooks/assignments")
 
+_AGAIN: Final = "to grade it again, delete its page in feedback/"
+
 Sources = Annotated[Path, typer.Option(help="The instructor's notebooks.", exists=True, file_okay=False)]
 
 
@@ -72,12 +74,12 @@ def grade(
     from rich.progress import Progress
 
     from mooncake_lab.core import GIB
-    from mooncake_lab.course.grading.collect import collect
+    from mooncake_lab.course.grading.collect import collect, in_short
     from mooncake_lab.course.grading.confine import Allowance, UnconfinableError, bounds, check_confinable
     from mooncake_lab.course.grading.whole_class import Rules, grade_class
 
     collected = collect(submissions, sources)
-    for each in collected.ungraded:
+    for each in in_short(collected.ungraded, submissions):
         _say(f"not graded: {each}")
     if not collected.notebooks:
         topics = ", ".join(path.stem for path in sorted(sources.glob("*.ipynb")))
@@ -92,9 +94,12 @@ def grade(
         _say(bounds())
         with Progress(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("grading", total=len(collected.notebooks))
-            grades = grade_class(collected, out, rules, lambda done: bar.advance(task, done))
+            grades = grade_class(collected, out, rules, lambda done: bar.advance(task, done), _say)
     _print_grades(grades, collected.ungraded, out, json_=json_)
-    if collected.ungraded:
+    failed = [each for each in grades if each.failed]
+    for each in failed:
+        _say(f"{each.student} {each.topic} has no points, because {each.marks[0].said}; {_AGAIN}")
+    if collected.ungraded or failed:
         raise typer.Exit(1)
 
 

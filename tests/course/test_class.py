@@ -7,14 +7,16 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from submissions import SOURCES, needs_confinement
 
-from mooncake_lab.course.grading import whole_class
+from mooncake_lab.course.grading import whole_class, workers
 from mooncake_lab.course.grading.collect import collect, student_label
 from mooncake_lab.course.grading.confine import Allowance
-from mooncake_lab.course.grading.grade import LONGEST_REMARK, Grade, Mark
+from mooncake_lab.course.grading.grade import Grade, Mark
+from mooncake_lab.course.grading.remarks import LONGEST_REMARK
 from mooncake_lab.course.grading.whole_class import (
     Journal,
     Rules,
@@ -41,13 +43,14 @@ def graded(monkeypatch):
     """Grading without a submission; the paths that were graded."""
     seen = []
 
-    def grade(path, teacher, *, student, seed, allowance, borrowing):
+    def grade(path, teacher, *, student, seed, allowance):
         seen.append((student, seed))
         if "stop" in path.read_text():
             raise KeyboardInterrupt
-        return given(student, f"{len(seed) > 32} {allowance == RULES.allowance} {borrowing} {teacher.stem}")
+        return given(student, f"{len(seed) > 32} {allowance == RULES.allowance} {teacher.stem}")
 
     monkeypatch.setattr(whole_class, "grade", grade)
+    monkeypatch.setattr(workers, "new_pool", lambda: ThreadPoolExecutor(1))
     return seen
 
 

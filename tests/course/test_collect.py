@@ -127,9 +127,9 @@ def test_what_is_no_notebook_file_is_not_opened(tmp_path):
     put(tmp_path, "ada/keys.ipynb")
     os.mkfifo(tmp_path / "ada" / "eviction.ipynb")
     with (tmp_path / "ada" / "chunked.ipynb").open("wb") as file:
-        file.truncate(10_000_001)
+        file.truncate(50_000_001)
     assert named(tmp_path) == {
-        "ada/chunked.ipynb": "is larger than 10,000,000 bytes",
+        "ada/chunked.ipynb": "is larger than 50,000,000 bytes",
         "ada/eviction.ipynb": "is not a file",
     }
 

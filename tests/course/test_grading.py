@@ -62,7 +62,7 @@ def test_tampering_with_the_tests_earns_nothing(tmp_path):
     )
     path = hand_in(tmp_path, "keys", {"chain-keys": patch, "test-chain-keys": "assert True"})
     source = SOURCES / "keys.ipynb"
-    found = grade(path, source, student="somebody", seed=3, allowance=QUICK, borrowing=True)
+    found = grade(path, source, student="somebody", seed=3, allowance=QUICK)
     assert [mark.earned > 0 for mark in found.marks] == [False, False, False, True, True]
 
 
@@ -117,10 +117,30 @@ def test_what_a_submission_may_not_do(tmp_path):
     assert secret.read_text() == "the hidden tests"
 
 
-def test_a_submission_that_exits_says_so():
-    """A process that ends before it answers is reported with its status."""
-    with pytest.raises(SubmissionError, match="its process ended with status 0"):
-        submit("import os; os._exit(0)")
+ENDS = {
+    "its process ended itself, with exit status 0, before": "import os; os._exit(0)",
+    "its process ended itself, with exit status 9, before": "import os; os._exit(9)",
+    "its process crashed (SIGSEGV)": "import ctypes; ctypes.string_at(0)",
+    "its process crashed (SIGALRM)": "import signal, time; signal.alarm(1); time.sleep(9)",
+    "system call that is not allowed": "import ctypes; ctypes.CDLL(None).syscall(0x40000000 + 39)",
+    "it used more than 1 s of processor time in all": "while True: pass",
+}
+"""How a process may end before it answers, by what is said of it."""
+
+
+@pytest.mark.parametrize("said", ENDS)
+def test_how_a_submission_ended_is_said(said):
+    """An exit, a crash, a forbidden system call and too much processor time have sentences of their own."""
+    with pytest.raises(SubmissionError, match=re.escape(said)):
+        submit(ENDS[said], Allowance(reply_s=60.0, cpu_s=1 if "processor" in said else 60))
+
+
+def test_a_submission_that_is_killed_says_so():
+    """What kills a process from outside is most often that memory ran out, and the sentence says so."""
+    with submit("pass") as submission:
+        submission._kill()
+        with pytest.raises(SubmissionError, match=r"was killed \(SIGKILL\), as when it needs more memory"):
+            submission.call("print")
 
 
 def test_an_endless_loop_ends():

@@ -1,28 +1,28 @@
 """From a notebook that was handed in to the code that is executed, and to what is remarked about it.
 
-The teacher's cells are put back, tests are left out, solutions are the student's, and of the cells that a student
-adds the definitions are kept. What only Jupyter understands is left out and named.
+The given cells are put back, tests are left out, solutions are the student's, and of the code that a student adds
+what the solution needs is kept. Whatever is left out is named. A damaged cell costs its own tasks only.
 """
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from mooncake_lab.batch.notebook import Cell, read_notebook
+from mooncake_lab.course.grading.added_code import Statement, choose, names_of, statements_of
 from mooncake_lab.course.grading.collect import printable
+from mooncake_lab.course.grading.jupyter_code import JUPYTER, UNREADABLE, is_python, without_magics
 from mooncake_lab.course.grading.messages import Code
+from mooncake_lab.course.grading.submitted import SubmittedCell, read_submission
 
 _MOST_LETTERS: Final = 100_000
-"""Limit for all code cells of a notebook. A syntax tree takes a thousand times as much of the grader's memory."""
-_PLAIN_CALLS: Final = frozenset(
-    {"dict", "list", "set", "tuple", "frozenset", "range", "namedtuple"}
-    | {"OrderedDict", "defaultdict", "deque", "Counter"}
-)
-"""What an assignment in an added cell may call: it makes a value and computes nothing."""
-_UNREADABLE: Final = (SyntaxError, ValueError, RecursionError, MemoryError)
-"""What `ast.parse` may raise for text that is not Python."""
+"""Limit for all code of a notebook. A syntax tree takes a thousand times as much of the grader's memory."""
+_REPLACES: Final = "it replaces what the assignment gives"
+_LONGEST_LIST: Final = 400
+"""Letters of left-out statements that one remark names; the next ones are in the next remark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,80 +32,175 @@ class Handed:
     code: tuple[Code, ...]
     """To execute, in order."""
     own: tuple[Code, ...]
-    """The student's part of it."""
+    """The student's part of it, cell by cell."""
     remarks: tuple[str, ...]
-    """What was left out or joined."""
+    """What was left out, joined or taken from another place."""
+    lost: Mapping[str, str]
+    """Solution cells that are not there, and a sentence about each."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Theirs:
-    """A code cell of a student."""
+class _Assignment:
+    """The instructor's notebook."""
+
+    given: Mapping[str, str]
+    """Cells that are put back, by name."""
+    solutions: Mapping[str, str]
+    tests: Mapping[str, str]
+    """Not executed."""
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """The names that solutions must define."""
+        return frozenset().union(*(names_of(text).bound for text in self.solutions.values()))
+
+    def early(self) -> Iterator[str]:
+        """The given cells that need nothing of a solution: executed first, wherever the student moved them."""
+        for name, text in self.given.items():
+            if not names_of(text).used_now & self.asked:
+                yield name
+
+
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """The code of a student in one cell that is not a solution."""
 
     name: str
-    """Empty for one that is not of the assignment."""
-    text: str
+    statements: Sequence[Statement]
+    """Those that the instructor's cell of this name does not have."""
+    remarks: tuple[str, ...]
 
 
 def prepare(path: Path, teacher: Path) -> Handed:
     """Make a notebook ready to be executed, in the order of the student.
 
     Raises:
-        ValueError: when a file is not a notebook or holds too much code, or a solution cell is missing; it says
-            which, without the folders of the teacher.
+        ValueError: when a file is not a notebook or holds too much code; it says which, without its folder.
     """
-    source = [cell for cell in read_notebook(teacher).cells if cell.cell_type == "code"]
-    names = {name for cell in source if (name := grade_id(cell))}
-    theirs = [
-        _Theirs(name if (name := grade_id(cell)) in names else "", cell.text)
-        for cell in read_notebook(path).cells
-        if cell.cell_type == "code"
-    ]
-    letters = sum(len(each.text) for each in theirs)
+    assignment = _assignment(teacher)
+    cells = read_submission(path)
+    used = [each for each in cells if each.kind == "code" or each.name in assignment.solutions]
+    letters = sum(len(each.text) for each in used)
     if letters > _MOST_LETTERS:
         raise ValueError(f"{printable(path.name)} has {letters:,} letters of code; allowed are {_MOST_LETTERS:,}")
-    given = {grade_id(cell) or f"given {i}": cell.text for i, cell in enumerate(source) if not _is_students(cell)}
-    solutions: dict[str, str] = {}
     remarks: list[str] = []
-    for name in (grade_id(cell) for cell in source if role(cell).get("solution")):
-        parts = [without_magics(each.text) for each in theirs if each.name == name]
-        if not parts:
-            raise ValueError(f"{printable(path.name)} has lost the cell {name!r}, in which the solution belongs")
-        if len(parts) > 1:
-            remarks.append(f"cell {name!r} was found in {len(parts)} parts, which were joined")
-        remarks += [f"left out of cell {name!r}: {line}" for _, dropped in parts for line in dropped]
-        solutions[name] = "\n".join(text for text, _ in parts)
-    code, told = _in_order(theirs, given, solutions)
-    return Handed(
-        code=tuple(code),
-        own=tuple(each for each in code if each.name not in given),
-        remarks=(*remarks, *told),
-    )
+    lost: dict[str, str] = {}
+    solutions: dict[str, str] = {}
+    for name in assignment.solutions:
+        if text := _solution(name, cells, remarks):
+            solutions[name] = text
+        else:
+            lost[name] = f"{printable(path.name)} has lost the cell {name!r}, in which the solution belongs"
+    remarks += lost.values()
+    code, own = _in_order(used, assignment, solutions, remarks)
+    return Handed(code=tuple(code), own=tuple(own), remarks=tuple(remarks), lost=MappingProxyType(lost))
 
 
-def _is_students(cell: Cell) -> bool:
-    """Whether nothing of a cell of the assignment is put back: a solution, or a test, which is not run."""
-    return bool(role(cell).get("solution") or role(cell).get("grade"))
+def _assignment(teacher: Path) -> _Assignment:
+    given: dict[str, str] = {}
+    solutions: dict[str, str] = {}
+    tests: dict[str, str] = {}
+    for number, cell in enumerate(read_notebook(teacher).cells):
+        if cell.cell_type == "code":
+            name = grade_id(cell)
+            kind = solutions if role(cell).get("solution") else tests if role(cell).get("grade") else given
+            kind[name or f"given {number}"] = cell.text
+    return _Assignment(given, solutions, tests)
+
+
+def _solution(name: str, cells: Sequence[SubmittedCell], remarks: list[str]) -> str:
+    """The code of a solution cell, empty where there is none; parts of a split or copied one all have its name."""
+    named = [each for each in cells if each.name == name and each.text.strip()]
+    found = [each for each in named if each.kind == "code"]
+    if not found and named:
+        found = named
+        kinds = " and ".join(sorted({printable(each.kind) for each in found}))
+        remarks.append(f"cell {name!r} has become {kinds}; its text was taken as code")
+    if len(found) > 1:
+        remarks.append(f"cell {name!r} was found in {len(found)} parts, which were joined")
+    parts = [each.text for each in found]
+    whole, dropped = without_magics("\n".join(parts))
+    if not is_python(whole):  # a broken part must not keep the magics of the others
+        each_alone = [without_magics(part) for part in parts]
+        whole, dropped = (
+            "\n".join(text for text, _ in each_alone),
+            tuple(line for _, some in each_alone for line in some),
+        )
+    remarks += [f"left out of cell {name!r}: {line}" for line in dropped]
+    return whole
 
 
 def _in_order(
-    theirs: Sequence[_Theirs], given: Mapping[str, str], solutions: Mapping[str, str]
-) -> tuple[list[Code], list[str]]:
-    """The cells to execute; what of the teacher's is missing comes first."""
-    there = {each.name for each in theirs}
-    code = [Code(name, text) for name, text in given.items() if name not in there]
-    remarks: list[str] = []
-    done: set[str] = set()
-    for number, each in enumerate(theirs, start=1):
-        if each.name in done:
-            continue
-        if each.name in given or each.name in solutions:
-            done.add(each.name)
-            code.append(Code(each.name, given.get(each.name, "") or solutions.get(each.name, "")))
-        elif not each.name:
-            text, told = _added(f"code cell {number}", each.text)
-            remarks += told
-            code += [Code(f"code cell {number}", text)] if text else []
-    return code, remarks
+    cells: Sequence[SubmittedCell], assignment: _Assignment, solutions: Mapping[str, str], remarks: list[str]
+) -> tuple[list[Code], list[Code]]:
+    """The cells to execute, and those of them that are the student's."""
+    early = [*assignment.early()]
+    texts = {**{name: text for name, text in assignment.given.items() if name not in early}, **solutions}
+    added = [
+        None if each.name in solutions else _added(each, number, assignment) for number, each in _numbered(cells)
+    ]
+    choose(
+        [one for some in added if some for one in some.statements if one.why_not != _REPLACES],
+        solutions.values(),
+        assignment.asked,
+    )
+    code = [Code("jupyter", JUPYTER), *(Code(name, assignment.given[name]) for name in early)]
+    own: list[Code] = []
+    for each, extra in zip(cells, added, strict=True):
+        if (text := texts.pop(each.name, None)) is not None:
+            code.append(Code(each.name, text))
+            own += [code[-1]] if each.name in solutions else []
+        if extra is not None:
+            kept = [one.text for one in extra.statements if not one.why_not]
+            code += [Code(extra.name, text) for text in kept]
+            own += [Code(extra.name, "\n".join(kept))] if kept else []
+            remarks += [*extra.remarks, *_left_out(extra)]
+    code += [Code(name, text) for name, text in texts.items()]
+    return code, own
+
+
+def _numbered(cells: Sequence[SubmittedCell]) -> Iterator[tuple[int, SubmittedCell]]:
+    """The cells, and the number of each among the code cells."""
+    number = 0
+    for each in cells:
+        number += each.kind == "code"
+        yield number, each
+
+
+def _added(cell: SubmittedCell, number: int, assignment: _Assignment) -> _Added:
+    """The code of a cell that is no solution; of a given cell or a test, what the student put into it."""
+    theirs = assignment.given.get(cell.name, assignment.tests.get(cell.name))
+    name = f"code cell {number}" if theirs is None else f"cell {cell.name!r}"
+    if cell.text == theirs:
+        return _Added(name, (), ())
+    text, dropped = without_magics(cell.text)
+    try:
+        statements = statements_of(ast.parse(text))
+        known = {one.text for one in statements_of(ast.parse(theirs or ""))}
+    except UNREADABLE as error:
+        return _Added(name, (), (f"{name} is not Python and was left out: {error}",))
+    fresh = [one for one in statements if one.text not in known and one.text != "pass"]
+    reserved = frozenset[str]().union(*(names_of(each).bound for each in assignment.given.values()))
+    for one in fresh if cell.name in assignment.given else ():
+        if one.names.bound & reserved:
+            one.why_not = _REPLACES
+    return _Added(name, fresh, tuple(f"left out of {name}: {line}" for line in dropped))
+
+
+def _left_out(added: _Added) -> Iterator[str]:
+    """Every statement of a cell that is not executed, with the reason."""
+    by_reason: dict[str, list[str]] = {}
+    for one in added.statements:
+        if one.why_not:
+            by_reason.setdefault(one.why_not, []).append(one.shown)
+    for why, shown in by_reason.items():
+        line = ""
+        for each in shown:
+            if line and len(line) + len(each) > _LONGEST_LIST:
+                yield f"left out of {added.name}, because {why}: {line}"
+                line = ""
+            line += f"{', ' if line else ''}{each}"
+        yield f"left out of {added.name}, because {why}: {line}"
 
 
 def role(cell: Cell) -> dict[str, Any]:
@@ -117,52 +212,3 @@ def role(cell: Cell) -> dict[str, Any]:
 def grade_id(cell: Cell) -> str:
     """The name of a cell; empty where it has none."""
     return str(role(cell).get("grade_id") or "")
-
-
-def without_magics(text: str) -> tuple[str, tuple[str, ...]]:
-    """A cell without the lines that only Jupyter understands, and those lines.
-
-    Nothing is changed in a cell that is Python as it stands: `%` may begin a line inside an expression.
-    """
-    if _is_python(text):
-        return text, ()
-    kept: list[str] = []
-    dropped: list[str] = []
-    for line in text.splitlines():
-        stripped = line.strip()
-        if stripped.startswith(("%", "!", "?")) or (stripped.endswith("?") and "#" not in stripped):
-            dropped.append(stripped)
-            kept.append(f"{line[: len(line) - len(line.lstrip())]}pass")
-        else:
-            kept.append(line)
-    return "\n".join(kept), tuple(dropped)
-
-
-def _added(name: str, text: str) -> tuple[str, list[str]]:
-    """What is kept of a cell that a student added: definitions."""
-    try:
-        tree = ast.parse(without_magics(text)[0])
-    except _UNREADABLE as error:
-        return "", [f"{name} is not Python and was left out: {error}"]
-    return "\n".join(ast.unparse(statement) for statement in filter(_defines, tree.body)), []
-
-
-def _defines(statement: ast.stmt) -> bool:
-    """Whether a statement makes something that a solution may use, and computes nothing."""
-    match statement:
-        case ast.Import() | ast.ImportFrom() | ast.FunctionDef() | ast.ClassDef():
-            return True
-        case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
-            calls = [each for each in ast.walk(value) if isinstance(each, ast.Call)]
-            loops = any(isinstance(each, ast.comprehension | ast.Await) for each in ast.walk(value))
-            return not loops and all(isinstance(c.func, ast.Name) and c.func.id in _PLAIN_CALLS for c in calls)
-        case _:
-            return False
-
-
-def _is_python(text: str) -> bool:
-    try:
-        ast.parse(text)
-    except _UNREADABLE:
-        return False
-    return True

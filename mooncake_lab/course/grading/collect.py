@@ -2,14 +2,16 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-_MOST_BYTES: Final = 10_000_000
-"""Size limit for a submitted notebook."""
+_MOST_BYTES: Final = 50_000_000
+"""Size limit for a submitted notebook; most of a large one is outputs, which are not read."""
+_MOST_NAMED: Final = 10
+"""Files of one student that are named one by one."""
 _LONGEST_LABEL: Final = 50
 """Letters; a file's name has to hold them and more."""
 _WRITTEN_BY_NBGRADER: Final = ("timestamp.txt", "submission_secret.txt")
@@ -77,6 +79,21 @@ def collect(submissions: Path, sources: Path) -> Collection:
     return Collection(tuple(notebooks), tuple(ungraded), MappingProxyType(without))
 
 
+def in_short(ungraded: Sequence[Ungraded], submissions: Path) -> Iterator[str]:
+    """A sentence for each thing that is not graded, but one with a count for many files of the same student."""
+    by_student: dict[str, list[Ungraded]] = {}
+    for each in ungraded:
+        student, *below = each.path.relative_to(submissions).parts or ("",)
+        by_student.setdefault(student if below or each.path.is_dir() else "", []).append(each)
+    for student, some in by_student.items():
+        folder = submissions / student
+        files = [each for each in some if each.path != folder]
+        yield from map(str, files[:_MOST_NAMED])
+        if more := files[_MOST_NAMED:]:
+            yield f"{len(more):,} more below {printable(folder)}, the first of them {more[0]}"
+        yield from (str(each) for each in some if each.path == folder)
+
+
 def printable(text: Path | str) -> str:
     """A text in printable form: a file name may contain any bytes but two."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(text))
@@ -108,7 +125,8 @@ def _of_student(folder: Path, teachers: Mapping[str, Path]) -> tuple[list[Handed
         except OSError as error:
             why = f"cannot be read: {error.strerror}"
         if not why and path.stem in taken:
-            why = f"is a second one of this assignment; {printable(taken[path.stem].path)} is graded"
+            first = printable(taken[path.stem].path.relative_to(folder.parent))
+            why = f"is a second one of this assignment; {first} is graded"
         if why:
             ungraded.append(Ungraded(path, why))
         else:

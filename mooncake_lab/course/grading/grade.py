@@ -1,6 +1,6 @@
 """Grading one submission: its solution cells between the given cells, with points and a sentence per task."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -8,8 +8,8 @@ from typing import Final
 
 from mooncake_lab.course.grading.cache_assignments import EVICTION, KEYS
 from mooncake_lab.course.grading.cells import Handed, prepare
-from mooncake_lab.course.grading.collect import printable
 from mooncake_lab.course.grading.confine import Allowance
+from mooncake_lab.course.grading.remarks import one_line
 from mooncake_lab.course.grading.remote import Budget, Submission, SubmissionError
 from mooncake_lab.course.grading.scheduling_assignments import ADMISSION, CHUNKED, PLACEMENT
 from mooncake_lab.course.grading.task import Assignment, Task
@@ -19,8 +19,7 @@ ASSIGNMENTS: Final[Mapping[str, Assignment]] = MappingProxyType(
     {each.topic: each for each in (KEYS, EVICTION, CHUNKED, PLACEMENT, ADMISSION)}
 )
 """Every assignment by its topic."""
-LONGEST_REMARK: Final = 500
-"""Letters of a remark that are kept."""
+_MOST_REMARKS: Final = 100
 _LONGEST_CODE: Final = 20_000
 """Letters of a cell that the feedback shows, of twenty cells at most."""
 
@@ -29,7 +28,7 @@ _LONGEST_CODE: Final = 20_000
 class Mark:
     """The result of one task.
 
-    Its remark is one line of at most `LONGEST_REMARK` printable letters, whatever a submission answered.
+    Its remark is one line (`one_line`), whatever a submission answered.
     """
 
     task: str
@@ -52,6 +51,8 @@ class Grade:
     """About the whole notebook: what was left out, and what was joined."""
     cells: tuple[str, ...] = ()
     """The code of the student, for the feedback."""
+    failed: bool = False
+    """Whether the grader could not grade it, through no answer of the submission."""
 
     @property
     def earned(self) -> int:
@@ -62,13 +63,6 @@ class Grade:
     def points(self) -> int:
         """The most that can be earned."""
         return sum(mark.points for mark in self.marks)
-
-
-def one_line(text: str) -> str:
-    """A text of a submission as a remark: in one line, printable, and not longer than `LONGEST_REMARK`."""
-    words = " ".join(text[: 4 * LONGEST_REMARK].split())
-    shown = printable(words)
-    return shown if len(shown) <= LONGEST_REMARK else f"{shown[: LONGEST_REMARK - 1]}…"
 
 
 def grade(
@@ -108,9 +102,21 @@ def grade(
         student=student,
         topic=topic,
         marks=tuple(_marks(assignment, handed, str(seed), allowance or Allowance())),
-        remarks=tuple(one_line(each) for each in handed.remarks[:20]),
+        remarks=_remarks(handed),
         cells=tuple(cell.text[:_LONGEST_CODE] for cell in handed.own[:20]),
     )
+
+
+def failed_grade(student: str, topic: str, why: str) -> Grade:
+    """No points, because the grader itself ended or failed."""
+    marks = tuple(_lost(task, why) for task in ASSIGNMENTS[topic].tasks)
+    return Grade(student=student, topic=topic, marks=marks, failed=True)
+
+
+def _remarks(handed: Handed) -> tuple[str, ...]:
+    shown = handed.remarks[:_MOST_REMARKS]
+    more = len(handed.remarks) - len(shown)
+    return (*map(one_line, shown), *((f"and {more:,} more remarks of this kind",) if more else ()))
 
 
 def _marks(assignment: Assignment, handed: Handed, seed: str, allowance: Allowance) -> Iterator[Mark]:
@@ -127,14 +133,24 @@ def _marks(assignment: Assignment, handed: Handed, seed: str, allowance: Allowan
             yield _lost(task, hopeless)
             continue
         with submission:
-            yield _mark(task, submission, f"{seed}/{assignment.topic}/{task.name}")
+            lost = [said for name, said in handed.lost.items() if not task.cells or name in task.cells]
+            yield _mark(task, submission, f"{seed}/{assignment.topic}/{task.name}", lost)
 
 
-def _mark(task: Task, submission: Submission, seed: str) -> Mark:
+def _mark(task: Task, submission: Submission, seed: str, lost: Sequence[str]) -> Mark:
+    """The result of a task.
+
+    Args:
+        task: what is asked.
+        submission: of whom.
+        seed: of the hidden workload.
+        lost: what is said of the cells of this task that are not there.
+    """
     try:
         said = task.check(submission, seed)
     except Exception as error:  # noqa: BLE001  # answers may be wrong in ways that no check foresees
-        cells = f" ({'; '.join(submission.failed_cells)})" if submission.failed_cells else ""
+        why = [*lost, *submission.failed_cells]
+        cells = f" ({'; '.join(why)})" if why else ""
         return _lost(task, f"{_told(error)}{cells}")
     return Mark(task=task.name, points=task.points, earned=task.points, said=said)
 

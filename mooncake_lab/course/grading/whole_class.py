@@ -7,31 +7,35 @@ reads: tables of points, and for each student a page with every task and what wa
 import csv
 import hashlib
 import io
-import multiprocessing
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 import mooncake_lab
 from mooncake_lab.core import complete_file
-from mooncake_lab.core.process import end_with_parent
 from mooncake_lab.course.grading.collect import Collection, HandedIn, printable
-from mooncake_lab.course.grading.confine import Allowance
-from mooncake_lab.course.grading.grade import Grade, grade, one_line
+from mooncake_lab.course.grading.confine import Allowance, UnconfinableError
+from mooncake_lab.course.grading.grade import Grade, failed_grade, grade
+from mooncake_lab.course.grading.own_files import OwnFiles
+from mooncake_lab.course.grading.remarks import one_line
+from mooncake_lab.course.grading.workers import work_through
 from mooncake_lab.experiments.cache import tree_digest
 
 _NAME: Final = "grades.jsonl"
+_UNREADABLE: Final = "grades.unreadable.jsonl"
 _SECRET: Final = "secret"  # noqa: S105  # the name of a file
 _SECRET_BYTES: Final = 16
+_ENDED_TWICE: Final = "the grader's process ended while it graded this notebook, twice"
+_LONGEST_NOTE: Final = 2000
+"""Letters about a notebook in each of its rows; the page has all of them."""
 
 
 def class_secret(folder: Path) -> str:
@@ -64,26 +68,39 @@ class JournalEntry(msgspec.Struct, frozen=True):
 class Journal:
     """One line per grade in a file, each on disk before the next is begun; mutable because it grows.
 
-    A line that is not whole, because the grader or the machine ended while it was written, is dropped.
+    A last line that was cut, because the grader or the machine ended while it was written, is dropped. Any other
+    line that cannot be read is moved to a file beside the journal, and only its own grade is given again.
+
+    Args:
+        folder: where the grades are.
+        say: told, in a sentence, of each line that cannot be read.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, say: Callable[[str], object] = lambda _: None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / _NAME
         self.grades: dict[str, Grade] = {}
-        whole = 0
         raw = self._path.read_bytes() if self._path.exists() else b""
-        for line in raw.splitlines(keepends=True):
+        good, bad = bytearray(), bytearray()
+        for number, line in enumerate(raw.split(b"\n"), start=1):
             try:
                 entry = msgspec.json.decode(line, type=JournalEntry)
-            except msgspec.MsgspecError:
-                break
-            if not line.endswith(b"\n"):
-                break
-            whole += len(line)
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                if line.strip() and number <= raw.count(b"\n"):
+                    bad += line + b"\n"
+                    say(
+                        f"line {number} of {_NAME} cannot be read ({error}); it is now in {_UNREADABLE}, and its"
+                        " notebook is graded again"
+                    )
+                continue
+            good += line + b"\n"
             self.grades[entry.key] = entry.grade
-        if whole < len(raw):
-            os.truncate(self._path, whole)
+        if bad:
+            with (folder / _UNREADABLE).open("ab") as file:
+                file.write(bad)
+        if bytes(good) != raw:
+            with complete_file(self._path) as file:
+                file.write(good)
 
     def add(self, key: str, grade: Grade) -> None:
         """Keep a grade, on disk when this returns."""
@@ -126,63 +143,70 @@ class Rules:
 
 
 def grade_class(
-    collected: Collection, folder: Path, rules: Rules, report: Callable[[int], object] = lambda _: None
+    collected: Collection,
+    folder: Path,
+    rules: Rules,
+    report: Callable[[int], object] = lambda _: None,
+    say: Callable[[str], object] = lambda _: None,
 ) -> list[Grade]:
     """Grade everything, and keep each grade, its page and both tables as soon as it is given.
 
     What has a grade from an earlier run is graded again only when something has changed that it depends on.
 
+    Args:
+        collected: what was handed in.
+        folder: where the grades go.
+        rules: how to grade.
+        report: told how many more notebooks have a grade.
+        say: told, in a sentence, of what is wrong in the folder of grades.
+
     Raises:
         UnconfinableError: when this machine cannot confine a submission; what was graded before stays.
+        ChildProcessError: when no process that grades comes up.
     """
     seed = f"{rules.seed}/{class_secret(folder)}"
-    journal = Journal(folder)
-    keys = [grade_key(each, seed, rules) for each in collected.notebooks]
-    found = {key: journal.grades.get(key) for key in keys}
+    journal, files = Journal(folder, say), OwnFiles(folder, say)
+    orders = {grade_key(each, seed, rules): _Order(each, seed, rules.allowance) for each in collected.notebooks}
+    found = {key: grade for key in orders if (grade := journal.grades.get(key)) is not None}
     todo = [
-        (key, each)
-        for key, each in zip(keys, collected.notebooks, strict=True)
-        if found[key] is None or not page_of(each.student, each.teacher.stem, folder).exists()
+        (key, order)
+        for key, order in orders.items()
+        if key not in found or not page_of(order.handed.student, order.handed.teacher.stem, folder).exists()
     ]
-    report(len(keys) - len(todo))
+    report(len(orders) - len(todo))
 
     def given() -> list[Grade]:
-        return [one for key in keys if (one := found[key]) is not None]
+        return [found[key] for key in orders if key in found]
 
-    write_tables(given(), folder, collected.without)
-    for key, one in _graded(todo, seed, rules):
-        write_page(one, folder)
+    write_tables(given(), files, folder, collected.without)
+    for (key, order), result in work_through(todo, _grade, rules.jobs):
+        one = result or failed_grade(order.handed.student, order.handed.teacher.stem, _ENDED_TWICE)
+        files.write(page_of(one.student, one.topic, folder), feedback_html(one).encode())
         journal.add(key, one)
         found[key] = one
-        write_tables(given(), folder, collected.without)
+        write_tables(given(), files, folder, collected.without)
         report(1)
     return given()
 
 
-def _graded(todo: list[tuple[str, HandedIn]], seed: str, rules: Rules) -> Iterator[tuple[str, Grade]]:
-    """Grades in the order in which they are given."""
-    if rules.jobs == 1:
-        yield from ((key, _grade(each, seed, rules)) for key, each in todo)
-        return
-    spawn = multiprocessing.get_context("spawn")
-    me = (os.getpid(),)
-    with ProcessPoolExecutor(rules.jobs, mp_context=spawn, initializer=end_with_parent, initargs=me) as pool:
-        waiting = {pool.submit(_grade, each, seed, rules): key for key, each in todo}
-        try:
-            for done in as_completed(waiting):
-                yield waiting[done], done.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+class _Order(NamedTuple):
+    """What a worker needs to grade one notebook."""
+
+    handed: HandedIn
+    seed: str
+    allowance: Allowance
 
 
-def _grade(handed: HandedIn, seed: str, rules: Rules) -> Grade:
-    return grade(
-        handed.path,
-        handed.teacher,
-        student=handed.student,
-        seed=seed,
-        allowance=rules.allowance,
-    )
+def _grade(task: tuple[str, _Order]) -> Grade:
+    """Grade one notebook, in a worker."""
+    handed, seed, allowance = task[1]
+    try:
+        return grade(handed.path, handed.teacher, student=handed.student, seed=seed, allowance=allowance)
+    except UnconfinableError:
+        raise
+    except Exception as error:  # noqa: BLE001  # a fault of the grader must not cost the class its grades
+        why = f"the grader failed while it graded this notebook: {type(error).__name__}: {error}"
+        return failed_grade(handed.student, handed.teacher.stem, why)
 
 
 _STYLE: Final = """
@@ -210,12 +234,17 @@ def grades_csv(grades: Sequence[Grade], without: Mapping[str, str]) -> str:
         without: students without gradable work, and why; each has a row of no points, without an assignment.
     """
     rows = [
-        (grade.student, grade.topic, mark.task, mark.earned, mark.points, mark.said, "; ".join(grade.remarks))
+        (grade.student, grade.topic, mark.task, mark.earned, mark.points, mark.said, _note(grade))
         for grade in grades
         for mark in grade.marks
     ]
     rows += [(student, "", "", 0, 0, one_line(why), "") for student, why in without.items()]
     return _csv(("student", "assignment", "task", "points", "out_of", "remark", "notebook"), rows)
+
+
+def _note(grade: Grade) -> str:
+    note = "; ".join(grade.remarks)
+    return note if len(note) <= _LONGEST_NOTE else f"{note[: _LONGEST_NOTE - 1]}…"
 
 
 def totals_csv(grades: Sequence[Grade], without: Mapping[str, str]) -> str:
@@ -251,25 +280,15 @@ def feedback_html(grade: Grade) -> str:
     )
 
 
-def write_page(grade: Grade, folder: Path) -> None:
-    """Write the feedback of one grade."""
-    page = page_of(grade.student, grade.topic, folder)
-    page.parent.mkdir(parents=True, exist_ok=True)
-    with complete_file(page) as file:
-        file.write(feedback_html(grade).encode())
-
-
 def page_of(student: str, topic: str, folder: Path) -> Path:
     """Where the feedback on an assignment is; in a folder of its own, so that no student is named like a table."""
     return folder / "feedback" / student / f"{topic}.html"
 
 
-def write_tables(grades: Sequence[Grade], folder: Path, without: Mapping[str, str]) -> None:
+def write_tables(grades: Sequence[Grade], files: OwnFiles, folder: Path, without: Mapping[str, str]) -> None:
     """Write `grades.csv` and `totals.csv`; `without` names students without a gradable submission, and why."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name, table in (("totals.csv", totals_csv), ("grades.csv", grades_csv)):
-        with complete_file(folder / name) as file:
-            file.write(table(grades, without).encode())
+        files.write(folder / name, table(grades, without).encode())
 
 
 def _csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
