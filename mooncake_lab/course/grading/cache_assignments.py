@@ -48,11 +48,13 @@ def _shared_exactly(submission: Submission, seed: str) -> str:
         shared = place // _BLOCK_TOKENS
         ours, theirs = _keys(submission, first), _keys(submission, second)
         require(len(ours) == len(theirs) == 6, f"24 tokens have 6 keys, not {len(ours)}")
-        require(
-            ours[:shared] == theirs[:shared], "two prompts with equal first blocks got different keys for them"
-        )
+        both = f"{first} and {second}, in blocks of {_BLOCK_TOKENS},"
+        require(ours[:shared] == theirs[:shared], f"{both} have different keys for equal first blocks")
         equal = [i for i in range(shared, len(ours)) if ours[i] == theirs[i]]
-        require(not equal, f"prompts that differ in block {shared} share the key of block {(equal or [0])[0]}")
+        require(
+            not equal,
+            f"{both} differ in block {shared} but share the key of block {(equal or [0])[0]}",
+        )
     return "two prompts share the keys before their first difference, and no later key"
 
 
@@ -62,7 +64,8 @@ def _depends_on_all(submission: Submission, seed: str) -> str:
     keys = _keys(submission, block * 5)
     require(
         len(set(keys)) == 5,
-        "five equal blocks in a row must have five different keys, because each key depends on all earlier tokens",
+        f"the block {block}, five times in a row, must have five different keys, because each key depends on all"
+        f" earlier tokens; your function returned {len(set(keys))} different ones",
     )
     return "equal blocks at different places have different keys"
 
@@ -82,15 +85,24 @@ def _prefix_only(submission: Submission, seed: str) -> str:
 
 
 def _hit_rates(submission: Submission, seed: str) -> str:
+    draw = HiddenDraw(seed, "short")
+    for _ in range(_TRIALS):  # traces that a remark can show come first
+        short = [[draw.randrange(6) for _ in range(draw.randrange(1, 5))] for _ in range(draw.randrange(1, 7))]
+        capacity = draw.randrange(1, 5)
+        _same_hit_rate(submission, short, capacity, f"for the requests {short}")
     requests = shared_prefix_requests(HiddenDraw(seed), requests=400)
     for capacity in (50, 200, 1000):
-        expected = replay(requests, "lru", capacity).hit_rate
-        found = submission.call("lru_hit_rate", requests, capacity, gives=float)
-        require(
-            abs(found - expected) < 1e-9,
-            f"an LRU cache of {capacity} blocks has a hit rate of {expected:.4f} here, not {found:.4f}",
-        )
-    return "the hit rates of three capacities are right"
+        _same_hit_rate(submission, requests, capacity, "on a hidden trace of 400 requests")
+    return "the hit rates of short traces and of three capacities are right"
+
+
+def _same_hit_rate(submission: Submission, requests: list[list[int]], capacity: int, where: str) -> None:
+    expected = replay(requests, "lru", capacity).hit_rate
+    found = submission.call("lru_hit_rate", requests, capacity, gives=float)
+    require(
+        abs(found - expected) < 1e-9,
+        f"an LRU cache of {capacity} blocks has a hit rate of {expected:.4f} {where}, not {found:.4f}",
+    )
 
 
 KEYS: Final = Assignment(

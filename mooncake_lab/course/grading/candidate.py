@@ -3,15 +3,16 @@
 Started by `enter.py`. Questions come on stdin, answers leave on what was stdout; what cells print goes nowhere.
 """
 
+import ast
 import importlib
 import io
 import os
 import reprlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import CoroutineType, ModuleType
 from typing import Any
 
 import msgspec
@@ -85,7 +86,10 @@ class Candidate:
     def _execute(self, cell: Code) -> str:
         """Execute a cell; what went wrong in it, or nothing."""
         try:
-            exec(compile(cell.text, f"<cell {cell.name}>", "exec"), self._names)  # noqa: S102  # what this is for
+            code = compile(cell.text, f"<cell {cell.name}>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            found = eval(code, self._names)  # noqa: S307  # what this is for
+            if isinstance(found, CoroutineType):  # the cell awaits something, as IPython allows
+                _run(found)
         except BaseException as error:  # noqa: BLE001  # a cell may raise anything, SystemExit included
             return f"cell {cell.name!r} raised {type(error).__name__}: {str(error)[:_LONGEST_MESSAGE]}"
         return ""
@@ -94,6 +98,25 @@ class Candidate:
         if name not in self._names:
             raise NameError(f"the notebook defines no {name!r}")
         return self._names[name]
+
+
+def _run(awaiting: Coroutine[Any, Any, Any]) -> None:
+    """Run a cell that awaits, in an event loop without the sockets that a confined process may not make."""
+    import asyncio
+    import selectors
+
+    class Loop(asyncio.SelectorEventLoop):
+        def _make_self_pipe(self) -> None:
+            """Nothing: no other thread will wake it."""
+
+        def _close_self_pipe(self) -> None:
+            """Nothing was made."""
+
+    loop = Loop(selectors.SelectSelector())
+    try:
+        loop.run_until_complete(awaiting)
+    finally:
+        loop.close()
 
 
 def _ask(target: Any, method: str, raw: msgspec.Raw, estimate: Estimator) -> Answer:

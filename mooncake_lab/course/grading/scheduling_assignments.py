@@ -111,9 +111,22 @@ def _within_chunk(submission: Submission, seed: str) -> str:
         tokens = sum(segment.new_tokens for segment in iteration.plan.prefills)
         require(
             tokens <= _CHUNK_TOKENS,
-            f"iteration {iteration.index} computes {tokens} prompt tokens; a chunk has {_CHUNK_TOKENS}",
+            f"iteration {iteration.index} computes {tokens} prompt tokens; a chunk has {_CHUNK_TOKENS}"
+            f"{_seen_by(iteration)}",
         )
     return f"no iteration computes more than {_CHUNK_TOKENS} prompt tokens"
+
+
+def _seen_by(iteration: Iteration) -> str:
+    """What the policy saw, and what it planned."""
+    running, waiting = (
+        " ".join(f"{one.request_id}:{'decode' if one.decoding else one.pending_tokens}" for one in some)
+        for some in (iteration.running, iteration.waiting)
+    )
+    planned = " ".join(f"{one.request_id}:{one.new_tokens}" for one in iteration.plan.segments)
+    return (
+        f" (request:pending tokens; running {running or 'none'}, waiting {waiting or 'none'}; planned {planned})"
+    )
 
 
 def _no_stall(submission: Submission, seed: str) -> str:
@@ -122,7 +135,8 @@ def _no_stall(submission: Submission, seed: str) -> str:
         waits = decoding - {segment.request_id for segment in iteration.plan.decodes}
         require(
             not waits,
-            f"request {min(waits, default=0)} could decode in iteration {iteration.index}, but the plan omits it",
+            f"request {min(waits, default=0)} could decode in iteration {iteration.index}, but the plan omits it"
+            f"{_seen_by(iteration)}",
         )
     return "no decode waits for a prompt"
 
@@ -134,7 +148,8 @@ def _no_idling(submission: Submission, seed: str) -> str:
         done = sum(segment.new_tokens for segment in iteration.plan.prefills)
         require(
             done >= min(pending, _CHUNK_TOKENS),
-            f"iteration {iteration.index} computes {done} prompt tokens, but {pending} are waiting",
+            f"iteration {iteration.index} computes {done} prompt tokens, but {pending} are waiting; a chunk has"
+            f" {_CHUNK_TOKENS}{_seen_by(iteration)}",
         )
     return "every chunk is full if enough prompt tokens are waiting"
 
@@ -144,9 +159,15 @@ def _same_tokens(submission: Submission, seed: str) -> str:
     found = _generate(_Labelled(_chunking(submission)), prompts)
     for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         require(
-            ours == theirs, f"prompt {number} continues with {ours}; without chunks it continues with {theirs}"
+            ours == theirs,
+            f"the prompt {_words(prompts[number])} continues with {_words(ours)}; without chunks it continues with"
+            f" {_words(theirs)}",
         )
     return f"{len(prompts)} prompts continue with the same tokens as without chunks"
+
+
+def _words(tokens: Sequence[int]) -> str:
+    return f"[{' '.join(map(str, tokens))}]"
 
 
 @cache
@@ -199,9 +220,7 @@ def _seen(seed: str, *, sharing: bool) -> Iterator[tuple[Request, ClusterView]]:
         blocks = draw.randrange(4, 120)
         matches = _matches(draw, number, blocks) if sharing else [blocks // 2] * draw.randrange(2, 9)
         prefill = tuple(
-            PrefillView(
-                f"prefill-{i}", draw.choice((0.0, draw.expovariate(0.5))), 0, 0, matched, draw.choice((0, 0, 1, 7))
-            )
+            PrefillView(f"prefill-{i}", _backlog_s(draw), 0, 0, matched, draw.choice((0, 0, 1, 7)))
             for i, matched in enumerate(matches)
         )
         decode = tuple(
@@ -211,6 +230,11 @@ def _seen(seed: str, *, sharing: bool) -> Iterator[tuple[Request, ClusterView]]:
         keys = tuple(range(1000 * number, 1000 * number + blocks))
         request = Request(id=number, arrival_s=0.0, input_tokens=blocks * _BLOCK_TOKENS, block_keys=keys)
         yield request, ClusterView(0.0, prefill, decode)
+
+
+def _backlog_s(draw: HiddenDraw) -> float:
+    """In whole milliseconds, so that a remark can state it exactly."""
+    return draw.choice((0.0, round(draw.expovariate(0.5), 3)))
 
 
 def _matches(draw: HiddenDraw, number: int, blocks: int) -> list[int]:
@@ -240,8 +264,13 @@ def _agrees(fields: tuple[str, ...], said: str, submission: Submission, seed: st
 
 
 def _told(request: Request, view: ClusterView) -> str:
-    nodes = ", ".join(f"{node.name} {node.backlog_s:.2f} s {node.matched_blocks} blocks" for node in view.prefill)
-    return f"a prompt of {len(request.block_keys)} blocks and [{nodes}]"
+    """Everything that the right answer depends on."""
+    nodes = ", ".join(
+        f"{node.name} {node.backlog_s:g} s {node.matched_blocks} blocks {node.outgoing_flows} flows"
+        for node in view.prefill
+    )
+    blocks = f"{len(request.block_keys)} blocks of {request.block_size_tokens} tokens"
+    return f"a prompt of {blocks} and [{nodes}]"
 
 
 def _serves(submission: Submission, seed: str) -> str:
@@ -251,7 +280,7 @@ def _serves(submission: Submission, seed: str) -> str:
     theirs = mean_ttft_s(_placement(submission), first=first, whole=twin)
     require(
         theirs <= 1.02 * ours,
-        f"the mean TTFT is {theirs:.3f} s with your policy and {ours:.3f} s with Algorithm 1",
+        f"the mean TTFT of {first} requests is {theirs:.3f} s with your policy and {ours:.3f} s with Algorithm 1",
     )
     return f"the mean TTFT of {first} requests is {theirs:.3f} s, and {ours:.3f} s with Algorithm 1"
 
