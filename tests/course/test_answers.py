@@ -139,22 +139,6 @@ def test_keys_by_chance_earn_nothing(tmp_path):
     assert all("second call" in said for said in found[:3])
 
 
-@pytest.mark.parametrize(
-    ("borrowing", "earned"), [(False, [0, 0, 0, 2, 2]), (True, [2, 3, 1, 2, 2])], ids=["default", "allowed"]
-)
-def test_the_packages_own_answer_is_flagged_and_not_paid(tmp_path, borrowing, earned):
-    """A solution in one import is named, and earns points only where the teacher wants it."""
-    text = (
-        "from mooncake_lab.core import block_keys\n"
-        "def chain_keys(tokens, n):\n"
-        "    return [hash(tuple(tokens[: i + n])) for i in range(0, len(tokens), n)]"
-    )
-    path = hand_in(tmp_path, "keys", {"chain-keys": text})
-    found = grade(path, SOURCES / "keys.ipynb", student="one", seed=1, allowance=PATIENT, borrowing=borrowing)
-    assert [mark.earned for mark in found.marks] == earned
-    assert any("uses package answer" in each and "block_keys" in each for each in found.remarks)
-
-
 def test_no_task_shows_what_the_next_one_asks(tmp_path):
     """Each task has a process and draws of its own: what is kept anywhere in one is gone in the next."""
     text = (
@@ -172,7 +156,7 @@ def test_no_task_shows_what_the_next_one_asks(tmp_path):
         "    raise RuntimeError('kept')"
     )
     path = hand_in(tmp_path, "keys", {"matched-blocks": text, "chain-keys": "pass"})
-    found = grade(path, SOURCES / "keys.ipynb", student="one", seed=1, allowance=PATIENT, borrowing=True)
+    found = grade(path, SOURCES / "keys.ipynb", student="one", seed=1, allowance=PATIENT)
     assert "kept" in found.marks[0].said
     assert "never asked before" in found.marks[3].said
 

@@ -1,12 +1,14 @@
 """A process that runs untrusted code drops the rights that the code must not have.
 
-After `confine()`, a process can read only what Python needs and its own folder, and write only its own folder. It
-can start no process or thread, open no socket and send no signal. It can use no more memory, processor time and
-disk than it was given. The Linux kernel enforces this, not Python. The process cannot undo it.
+After `confine()`, a process can read only what Python needs and its own folder, and write only its own folder; of
+this package and the repository around it, it can read nothing. It can start no process or thread, open no socket
+and send no signal. It can use no more memory, processor time and disk than it was given. The Linux kernel enforces
+this, not Python. The process cannot undo it.
 
-Landlock (Linux 5.13, here used from its third version on) rules over files, seccomp over system calls, and a file
-system in memory bounds what is written (`enter.py`). Where the kernel allows no such file system to this user, a
-submission gets no folder at all: the bound stays, and what it could be used for goes.
+Landlock (Linux 5.13, here used from its third version on) rules over files, seccomp over system calls, of which
+only those of a list are allowed. A file system in memory bounds what is written (`enter.py`). Where the kernel
+allows no such file system to this user, a submission gets no folder at all: the bound stays, and what it could be
+used for goes.
 """
 
 import ctypes
@@ -38,10 +40,10 @@ _X86_64: Final = (
     "read=0 write=1 readv=19 writev=20 pread64=17 pwrite64=18 preadv=295 pwritev=296 preadv2=327 pwritev2=328"
     " open=2 openat=257 openat2=437 creat=85 close=3 close_range=436 lseek=8 truncate=76 ftruncate=77"
     " fallocate=285 copy_file_range=326 fsync=74 fdatasync=75 fadvise64=221 stat=4 fstat=5 lstat=6 newfstatat=262"
-    " statx=332 statfs=137 fstatfs=138 access=21 faccessat=269 faccessat2=439 readlink=89 readlinkat=267 getdents=78"
-    " getdents64=217 getcwd=79 chdir=80 fchdir=81 umask=95 mkdir=83 mkdirat=258 rmdir=84 unlink=87 unlinkat=263"
-    " rename=82 renameat=264 renameat2=316 link=86 linkat=265 symlink=88 symlinkat=266 dup=32 dup2=33 dup3=292"
-    " brk=12 munmap=11 mremap=25 mprotect=10 mincore=27 msync=26 membarrier=324 get_mempolicy=239"
+    " statx=332 statfs=137 fstatfs=138 access=21 faccessat=269 faccessat2=439 readlink=89 readlinkat=267"
+    " getdents=78 getdents64=217 getcwd=79 chdir=80 fchdir=81 umask=95 mkdir=83 mkdirat=258 rmdir=84 unlink=87"
+    " unlinkat=263 rename=82 renameat=264 renameat2=316 link=86 linkat=265 symlink=88 symlinkat=266 dup=32 dup2=33"
+    " dup3=292 brk=12 munmap=11 mremap=25 mprotect=10 mincore=27 msync=26 membarrier=324 get_mempolicy=239"
     " clock_gettime=228 clock_getres=229 gettimeofday=96 time=201 times=100 nanosleep=35 clock_nanosleep=230"
     " getitimer=36 setitimer=38 alarm=37 poll=7 ppoll=271 select=23 pselect6=270 rt_sigaction=13"
     " rt_sigprocmask=14 rt_sigreturn=15 rt_sigpending=127 rt_sigsuspend=130 rt_sigtimedwait=128 sigaltstack=131"
@@ -255,13 +257,9 @@ def why_no_folder() -> str:
     Found out by trying: whether an unprivileged user may mount is a matter of the kernel, of the security modules,
     and of the container around it.
     """
-    folder = tempfile.mkdtemp(prefix="probe-")
-    try:
-        order = msgspec.json.encode({"folder": folder, "allowance": Allowance()}).decode()
-        command = [sys.executable, "-I", "-P", str(Path(__file__).with_name("enter.py")), "probe", order]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own script
-    finally:
-        Path(folder).rmdir()
+    order = msgspec.json.encode({"folder": tempfile.gettempdir(), "allowance": Allowance()}).decode()
+    command = [sys.executable, "-I", "-P", str(Path(__file__).with_name("enter.py")), "probe", order]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own script
     return found.stderr.strip().splitlines()[-1] if found.returncode else ""
 
 

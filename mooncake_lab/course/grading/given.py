@@ -12,7 +12,7 @@ Of the standard library only, because it comes before the package.
 import ast
 import importlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -132,11 +132,11 @@ class Quiet:
 class _Package(ModuleType):
     """A package that is not executed; its names come from modules that are given, or are withheld."""
 
-    def __init__(self, name: str, names: Mapping[str, str], finder: "_Finder") -> None:
+    def __init__(self, name: str, finder: "_Finder") -> None:
         super().__init__(name)
-        self.__path__: list[str] = []
-        self.__all__ = sorted(names)
-        self._names, self._finder = names, finder
+        self.__path__ = []
+        self.__all__ = sorted(finder.names.get(name, {}))
+        self._finder = finder
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -144,8 +144,8 @@ class _Package(ModuleType):
         whole = f"{self.__name__}.{name}"
         if whole in self._finder.modules:
             return importlib.import_module(whole)
-        home = self._names.get(name) or self._finder.homes.get(name)
-        found = getattr(importlib.import_module(home), name) if home in GIVEN else _withheld(whole)
+        home = self._finder.home(self.__name__, name)
+        found = getattr(importlib.import_module(home), name) if home else _withheld(whole)
         setattr(self, name, found)
         return found
 
@@ -162,11 +162,21 @@ class _Finder(MetaPathFinder, Loader):
         files = [path.relative_to(package.parent).with_suffix("") for path in package.rglob("*.py")]
         self.modules = frozenset(".".join(path.parts).removesuffix(".__init__") for path in files)
         folders = {name.rpartition(".")[0] for name in GIVEN} - {*_EXECUTED}
-        self._names = MappingProxyType({name: self._imported(name) for name in self._above(folders)})
-        self.homes = MappingProxyType(
-            {name: home for names in self._names.values() for name, home in names.items() if home in GIVEN}
+        self.names = MappingProxyType({name: self._imported(name) for name in self._above(folders)})
+        """Of each package, the names that it imports, and from where."""
+        self._homes = MappingProxyType(
+            {name: home for names in self.names.values() for name, home in names.items() if home in GIVEN}
         )
-        """Where each given name is defined: it may be imported from a module that is withheld."""
+
+    def home(self, module: str, name: str) -> str:
+        """The given module in which a name of another module is defined; empty where the name is withheld.
+
+        A module that is withheld has the given names, too, because it may import them.
+        """
+        if module not in self.names:
+            return self._homes.get(name, "")
+        home = self.names[module].get(name, "")
+        return self.home(home, name) if home in self.names else home if home in GIVEN else ""
 
     @staticmethod
     def _above(folders: set[str]) -> list[str]:
@@ -197,7 +207,7 @@ class _Finder(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """A package whose names are looked up when they are asked for."""
-        return _Package(spec.name, self._names.get(spec.name, {}), self)
+        return _Package(spec.name, self)
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing is executed."""

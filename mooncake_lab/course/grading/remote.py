@@ -57,7 +57,7 @@ _MOST_HELD_BYTES: Final = 16 * KIB
 """Limit for queued questions without an answer: one message carries them and the next question that has one."""
 _KERNEL_BYTES: Final = 128 * MIB
 """What a control group allows besides memory and files: page tables, and what the kernel keeps for a process."""
-_FOLDER_PREFIX: Final = "submission-"
+_FOLDER_PREFIX: Final = "mooncake-lab-submission-"
 
 
 class SubmissionError(Exception):
@@ -123,7 +123,7 @@ class Submission:
             raise
         most = self._allowance.memory_bytes + self._allowance.folder_bytes + _KERNEL_BYTES
         self._group = MemoryGroup.around(self._process.pid, most)
-        self._watch = Watch(self._process.pid, self._budget.wait)
+        self._watch: Watch | None = None
         self._decoder = msgspec.msgpack.Decoder(Reply)
         self._answers = selectors.DefaultSelector()
         if self._process.stdout is None or self._process.stdin is None:
@@ -133,6 +133,7 @@ class Submission:
         self._answers.register(self._stdout, selectors.EVENT_READ)
         try:
             self._start()
+            self._watch = Watch(self._process.pid, self._budget.wait)
             self._budget.begin()
             loaded = self._exchange(Load([*cells]))
             self.failed_cells: tuple[str, ...] = _decoded(loaded, tuple[str, ...], "the notebook")
@@ -269,7 +270,7 @@ class Submission:
 
     def _waited(self, began_s: float, *, silent: bool) -> None:
         """Count a wait for the process, and end it if it has to."""
-        if why := self._watch.waited(time.monotonic() - began_s, silent=silent):
+        if self._watch and (why := self._watch.waited(time.monotonic() - began_s, silent=silent)):
             self._kill()
             raise SubmissionError(why)
 

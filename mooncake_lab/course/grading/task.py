@@ -140,8 +140,8 @@ class RemoteEviction(_Remote):
 class RemoteBatching:
     """A batching policy (`batching.BatchingPolicy`); mutable because its plans are counted.
 
-    Engines and traces keep every plan. What they keep of a submission is bounded: the number of plans, the requests
-    in each, and the letters of reasons.
+    Engines and traces keep every plan. What they keep of a submission is bounded: the number of plans, the
+    requests in each, and the letters of reasons.
     """
 
     submission: Submission

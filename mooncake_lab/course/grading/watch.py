@@ -45,7 +45,10 @@ class Watch:
         self._folder = Path("/proc", str(pid))
         self._wait = wait
         self._unseen_s = 0.0
-        self._busy_s = 0.0
+        try:
+            self._busy_s = self._busy_so_far_s()
+        except (OSError, ValueError):
+            self._busy_s = 0.0  # it has ended, or this kernel does not count
 
     def waited(self, seconds: float, *, silent: bool) -> str:
         """Count a wait, and look now and then.
@@ -88,4 +91,4 @@ class Watch:
 
     def _table_bytes(self) -> int:
         lines = (self._folder / "status").read_text(encoding="ascii", errors="replace").splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmPTE:"))
+        return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmPTE:")), 0)
