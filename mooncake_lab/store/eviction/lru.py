@@ -3,7 +3,8 @@
 from collections import OrderedDict
 
 from mooncake_lab.core import BlockKey
-from mooncake_lab.store.eviction.policy import NOTHING_SPARED, NothingToEvictError, QueuedPolicy
+from mooncake_lab.store.eviction.policy import NOTHING_SPARED, NothingToEvictError
+from mooncake_lab.store.eviction.queued import QueuedPolicy
 
 
 class FIFO(QueuedPolicy):

@@ -1,8 +1,7 @@
 """The contract of eviction policies: they order keys, and know nothing of bytes, payloads or clocks."""
 
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from mooncake_lab.core import BlockKey
 
@@ -55,28 +54,6 @@ class EvictionPolicy(Protocol):
     def __len__(self) -> int:
         """How many keys are held."""
         ...
-
-
-class QueuedPolicy:
-    """What policies share that keep their keys in queues, of which each key is in one."""
-
-    def __init__(self, *queues: OrderedDict[BlockKey, Any]) -> None:
-        self._queues = queues
-
-    def remove(self, key: BlockKey, /) -> None:
-        """Forget the key without remembering it."""
-        del next(queue for queue in self._queues if key in queue)[key]
-
-    def __contains__(self, key: object, /) -> bool:
-        return any(key in queue for queue in self._queues)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._queues))
-
-    def _check_victim(self, spared: frozenset[BlockKey]) -> None:
-        """Refuse to choose where every key is spared."""
-        if not len(self) or (spared and all(key in spared for queue in self._queues for key in queue)):
-            raise NothingToEvictError(len(self))
 
 
 PolicyFactory: TypeAlias = Callable[[int], EvictionPolicy]

@@ -3,7 +3,8 @@
 from collections import OrderedDict
 
 from mooncake_lab.core import BlockKey
-from mooncake_lab.store.eviction.policy import NOTHING_SPARED, QueuedPolicy
+from mooncake_lab.store.eviction.policy import NOTHING_SPARED
+from mooncake_lab.store.eviction.queued import QueuedPolicy
 
 _MOST_USES_COUNTED = 3
 _USES_TO_STAY = 2
