@@ -1,0 +1,32 @@
+"""Work for grading workers that end as the kernel ends a process without memory; workers import it by name."""
+
+import os
+import signal
+from pathlib import Path
+
+from mooncake_lab.course.grading.grade import Grade, Mark
+
+
+def work(item: tuple[str, Path]) -> str:
+    """End this process for items named `always`, and at the first try for those named `once`."""
+    name, notes = item
+    with (notes / name).open("a") as tries:
+        tries.write("x")
+    first = len((notes / name).read_text()) == 1
+    if name.startswith("always") or (name.startswith("once") and first):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if name.startswith("raises"):
+        raise ValueError(name)
+    return name.upper()
+
+
+def end_at_start(_parent: int) -> None:
+    """Instead of what a worker does first."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def grade(task) -> Grade:
+    """Instead of grading a notebook, by the student's name."""
+    student = task[1].handed.student
+    work((student, task[1].handed.path.parent))
+    return Grade(student=student, topic="keys", marks=(Mark(task="a task", points=2, earned=2, said="fine"),))
