@@ -64,10 +64,10 @@ def grade(
     """Grade a folder of submissions; the kernel confines each of them, and the grader checks its answers.
 
     The command writes grades.csv, totals.csv and one feedback page per student and assignment. Every grade is on
-    disk as soon as it is known; a second run grades only what is missing or has changed, and keeps a table that was
-    edited under another name. If the folder contains anything that cannot be graded, or the grader itself fails for
-    a notebook, the command lists it and exits with code 1. A student without any notebook that can be graded gets a
-    row without points.
+    disk as soon as it is known; a second run grades only what is missing or has changed. A table that was edited
+    is kept under another name. If the folder contains anything that cannot be graded, or the grader fails for a
+    notebook, the command lists it and exits with code 1. A student without any notebook that can be graded gets
+    a row without points.
 
     Example: mooncake-lab classroom grade handed_in --jobs 2 --out build/grades
     """

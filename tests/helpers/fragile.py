@@ -4,8 +4,6 @@ import os
 import signal
 from pathlib import Path
 
-from mooncake_lab.course.grading.grade import Grade, Mark
-
 
 def work(item: tuple[str, Path]) -> str:
     """End this process for items named `always`, and at the first try for those named `once`."""
@@ -25,8 +23,10 @@ def end_at_start(_parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def grade(task) -> Grade:
+def grade(task):
     """Instead of grading a notebook, by the student's name."""
+    from mooncake_lab.course.grading.grade import Grade, Mark
+
     student = task[1].handed.student
     work((student, task[1].handed.path.parent))
     return Grade(student=student, topic="keys", marks=(Mark(task="a task", points=2, earned=2, said="fine"),))
