@@ -21,7 +21,7 @@ EXTRAS: Final = {
     "book": ("jupyter-book", "papermill"),
     "serve": ("starlette", "uvicorn", "prometheus-client"),
     "cluster": ("dask", "distributed"),
-    "classroom": ("nbgrader",),
+    "classroom": ("ipython", "nbgrader"),
     "mooncake": ("mooncake-transfer-engine-non-cuda",),
 }
 """The extras of the package, and the distributions that tell whether one is installed."""

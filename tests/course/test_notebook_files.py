@@ -9,6 +9,7 @@ from mooncake_lab.course.grading.cells import prepare
 from mooncake_lab.course.grading.collect import collect
 from mooncake_lab.course.grading.confine import Allowance
 from mooncake_lab.course.grading.grade import grade
+from mooncake_lab.course.grading.jupyter_code import without_magics
 from mooncake_lab.course.grading.submitted import read_submission
 
 TEACHER = SOURCES / "keys.ipynb"
@@ -325,6 +326,13 @@ def test_magics_are_dropped_with_a_remark_and_the_code_stays(tmp_path, text, dro
     assert any("def chain_keys" in each.text for each in added.code)
     for line in dropped:
         assert any(line in remark for remark in added.remarks)
+
+
+def test_thousands_of_magics_are_no_python(monkeypatch):
+    """IPython reads a cell again for each magic: a cell of very many is not given to it."""
+    monkeypatch.setattr("IPython.core.inputtransformer2.TransformerManager", lambda: pytest.fail("it was asked"))
+    for text in ("%x\n" * 30_000, "x?\n" * 30_000, "x = !ls\n" * 10_000):
+        assert without_magics(text) == (text, ())
 
 
 @pytest.mark.parametrize("magic", ["%%bash", "%%html", "%%writefile x.py", "%%javascript", "%%script false"])

@@ -35,7 +35,7 @@ class Names:
 
 
 @dataclass(slots=True)
-class Statement:
+class AddedStatement:
     """A statement that a student added; mutable because what becomes of it is found out step by step."""
 
     text: str
@@ -60,14 +60,14 @@ class Statement:
         return f"`{line if len(line) <= _LONGEST_SHOWN else line[: _LONGEST_SHOWN - 1] + '…'}`"
 
 
-def statements_of(tree: ast.Module) -> list[Statement]:
+def statements_of(tree: ast.Module) -> list[AddedStatement]:
     """The statements of a cell.
 
     Raises:
         SyntaxError, ValueError, RecursionError, MemoryError: when the code cannot be compiled.
     """
     return [
-        Statement(
+        AddedStatement(
             text=(text := ast.unparse(statement)),
             names=names_of(text),
             changed=frozenset(_changed(statement)),
@@ -108,7 +108,7 @@ _AT_ONCE: Final = frozenset({"listcomp", "setcomp", "dictcomp", "genexpr"})
 """Functions of Python's own making, which run where they stand."""
 
 
-def choose(statements: Sequence[Statement], solutions: Iterable[str], asked: Collection[str]) -> None:
+def choose(statements: Sequence[AddedStatement], solutions: Iterable[str], asked: Collection[str]) -> None:
     """Decide which statements are executed.
 
     Args:
@@ -133,7 +133,7 @@ def choose(statements: Sequence[Statement], solutions: Iterable[str], asked: Col
     _keep_definitions(statements)
 
 
-def _makers(statements: Sequence[Statement], solved: Collection[str]) -> dict[str, list[Statement]]:
+def _makers(statements: Sequence[AddedStatement], solved: Collection[str]) -> dict[str, list[AddedStatement]]:
     """By name, the statements that give it a value or change that value.
 
     A call of a method counts for a value that the student's own statements made. Of a module it counts where it
@@ -142,7 +142,7 @@ def _makers(statements: Sequence[Statement], solved: Collection[str]) -> dict[st
     values = {name for each in statements if not each.is_import for name in each.names.bound}
     called = {each.called for each in statements if each.called}
     effects = {name: _globals_set(each) for each in statements for name in each.names.bound & called}
-    makers: dict[str, list[Statement]] = defaultdict(list)
+    makers: dict[str, list[AddedStatement]] = defaultdict(list)
     for each in statements:
         methods = {name for name in each.method_of if name in values or each.is_plain} - {*solved}
         for name in each.names.bound | each.changed | methods | effects.get(each.called, frozenset()):
@@ -150,7 +150,7 @@ def _makers(statements: Sequence[Statement], solved: Collection[str]) -> dict[st
     return makers
 
 
-def _keep_definitions(statements: Sequence[Statement]) -> None:
+def _keep_definitions(statements: Sequence[AddedStatement]) -> None:
     """Keep also the definitions that no solution uses by name, where all that they need at once is there."""
     made = {name for each in statements for name in each.names.bound}
     there = {name for each in statements if not each.why_not for name in each.names.bound}
@@ -161,7 +161,7 @@ def _keep_definitions(statements: Sequence[Statement]) -> None:
             there |= each.names.bound if not lacking else set()
 
 
-def _globals_set(definition: Statement) -> frozenset[str]:
+def _globals_set(definition: AddedStatement) -> frozenset[str]:
     """The global names that the functions of a definition set."""
     tree = ast.parse(definition.text)
     return frozenset(name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names)

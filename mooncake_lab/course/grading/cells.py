@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from mooncake_lab.batch.notebook import Cell, read_notebook
-from mooncake_lab.course.grading.added_code import Statement, choose, names_of, statements_of
+from mooncake_lab.course.grading.added_code import AddedStatement, choose, names_of, statements_of
 from mooncake_lab.course.grading.collect import printable
 from mooncake_lab.course.grading.jupyter_code import JUPYTER, UNREADABLE, is_python, without_magics
 from mooncake_lab.course.grading.messages import Code
@@ -66,7 +66,7 @@ class _Added:
     """The code of a student in one cell that is not a solution."""
 
     name: str
-    statements: Sequence[Statement]
+    statements: Sequence[AddedStatement]
     """Those that the instructor's cell of this name does not have."""
     remarks: tuple[str, ...]
 

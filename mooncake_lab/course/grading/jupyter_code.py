@@ -4,6 +4,7 @@ IPython's own transformer says what is a magic; we look only at the calls that i
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -30,6 +31,9 @@ _NOT_PYTHON: Final = frozenset(
     | {"system", "writefile"}
 )
 """Cell magics below which is no code of this notebook."""
+_PERHAPS_A_MAGIC: Final = re.compile(r"^\s*[%!?,;/]|\?\s*$|=\s*[%!]", re.MULTILINE)
+_MOST_MAGICS: Final = 25
+"""In a cell; IPython reads the whole cell again for each, so that thousands would take minutes."""
 _RUNS_ITS_LINE: Final = frozenset({"time"})
 """Line magics that execute their line in the notebook."""
 _SHOWN: Final = {"system": "!", "getoutput": "!", "pinfo": "?", "pinfo2": "??", "psearch": "?"}
@@ -83,7 +87,7 @@ def without_magics(text: str) -> tuple[str, tuple[str, ...]]:
     The line of `%time` and the body of `%%time` and its like stay. A name that is given the result of a magic is
     None. Nothing is changed in a cell that is Python as it stands: `%` may begin a line inside an expression.
     """
-    if is_python(text):
+    if is_python(text) or len(_PERHAPS_A_MAGIC.findall(text)) > _MOST_MAGICS:
         return text, ()
     from IPython.core.inputtransformer2 import TransformerManager
 
