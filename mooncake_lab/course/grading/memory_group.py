@@ -45,21 +45,20 @@ class MemoryGroup:
     @classmethod
     def around(cls, pid: int, limit_bytes: int) -> Self | None:
         """A group for a process that was just started; None where this user may not make one."""
-        for parent in group_folders(Path("/proc/self/cgroup").read_text(encoding="utf-8")):
+        try:
+            text = Path("/proc/self/cgroup").read_text(encoding="utf-8")
+        except OSError:
+            return None  # this kernel has no groups
+        for parent in group_folders(text):
             forget_empty_groups(parent)
-            folder = Path()
-            try:
+            with contextlib.suppress(OSError):
                 folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-                name = "memory.limit_in_bytes" if (folder / "memory.limit_in_bytes").exists() else "memory.max"
-                _write(folder / name, limit_bytes)
-                with contextlib.suppress(OSError):  # swap is off, or not counted here
-                    _write(folder / "memory.swap.max", 0)
-                _write(folder / "cgroup.procs", pid)
-            except OSError:
-                with contextlib.suppress(OSError):
+                try:
+                    _bound(folder, pid, limit_bytes)
+                except OSError:
                     folder.rmdir()
-                continue
-            return cls(folder)
+                    raise
+                return cls(folder)
         return None
 
     def close(self) -> None:
@@ -74,6 +73,19 @@ def forget_empty_groups(parent: Path) -> None:
         for folder in parent.glob(f"{_PREFIX}*"):
             with contextlib.suppress(OSError):
                 folder.rmdir()
+
+
+def _bound(folder: Path, pid: int, limit_bytes: int) -> None:
+    """Give a new group its limit and its process.
+
+    Raises:
+        OSError: when this user may not.
+    """
+    first = folder / "memory.limit_in_bytes"
+    _write(first if first.exists() else folder / "memory.max", limit_bytes)
+    with contextlib.suppress(OSError):  # swap is off, or counted elsewhere
+        _write(folder / "memory.swap.max", 0)
+    _write(folder / "cgroup.procs", pid)
 
 
 def _write(path: Path, value: int) -> None:
