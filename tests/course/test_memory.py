@@ -308,9 +308,9 @@ def test_reasons_of_placements_and_rejections_are_cut():
 def test_who_sleeps_is_ended(monkeypatch, waits, said):
     """A submission that uses less than a tenth of a core for 30 s in which it is waited for has to end."""
     busy_s = 0.0
-    watch = Watch(os.getpid(), Wait())
     monkeypatch.setattr(Watch, "_busy_so_far_s", lambda _: busy_s)
     monkeypatch.setattr(Watch, "_state", lambda _: "S")
+    watch = Watch(os.getpid(), Wait())
     found = []
     for step, (seconds, busy) in enumerate(waits, start=1):
         busy_s += busy
@@ -323,9 +323,9 @@ def test_who_sleeps_is_ended(monkeypatch, waits, said):
 @pytest.mark.parametrize(("state", "ends"), [("S", True), ("D", False), ("R", False)])
 def test_a_slow_machine_is_no_sleeper(monkeypatch, state, ends):
     """Who waits for a core or for a disk while no answer comes does not sleep."""
-    watch = Watch(os.getpid(), Wait())
     monkeypatch.setattr(Watch, "_busy_so_far_s", lambda _: 0.0)
     monkeypatch.setattr(Watch, "_state", lambda _: state)
+    watch = Watch(os.getpid(), Wait())
     assert any(watch.waited(1.0, silent=True) for _ in range(40)) == ends
 
 
