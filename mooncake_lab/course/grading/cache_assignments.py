@@ -48,12 +48,12 @@ def _shared_exactly(submission: Submission, seed: str) -> str:
         shared = place // _BLOCK_TOKENS
         ours, theirs = _keys(submission, first), _keys(submission, second)
         require(len(ours) == len(theirs) == 6, f"24 tokens have 6 keys, not {len(ours)}")
-        both = f"{first} and {second}, in blocks of {_BLOCK_TOKENS},"
-        require(ours[:shared] == theirs[:shared], f"{both} have different keys for equal first blocks")
+        both = f"{first} and {second}, in blocks of {_BLOCK_TOKENS}"
+        require(ours[:shared] == theirs[:shared], f"equal first blocks of two prompts have different keys: {both}")
         equal = [i for i in range(shared, len(ours)) if ours[i] == theirs[i]]
         require(
             not equal,
-            f"{both} differ in block {shared} but share the key of block {(equal or [0])[0]}",
+            f"prompts that differ in block {shared} share the key of block {(equal or [0])[0]}: {both}",
         )
     return "two prompts share the keys before their first difference, and no later key"
 
