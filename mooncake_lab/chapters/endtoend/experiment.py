@@ -117,7 +117,8 @@ class EndToEnd:
         trace = OfTrace(workload=self.workload, first=self.first, seed=self.seed).trace()
         log = serve(self, replace(trace, arrival_s=trace.arrival_s / self.speed))
         requests = metrics.request_table(log)
-        gaps_ms = 1e3 * requests["tbt_fast_s"][requests["output_tokens"] != 1].to_numpy()  # one token has no gap
+        has_gaps = requests["output_tokens"].to_numpy() != 1  # or was rejected, and counts as never within a limit
+        gaps_ms = 1e3 * requests["tbt_fast_s"].to_numpy()[has_gaps]
         yield {
             **latencies(requests),
             "capacity": [self._capacity(requests, tbt_ms / 1e3) for tbt_ms in TBT_GRID_MS],
