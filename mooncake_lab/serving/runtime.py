@@ -397,6 +397,8 @@ class ClusterRuntime:
         self.report(events.WorkerDown(at_s=self.now_s(), worker=name))
 
     def _time_passes(self, seconds: float) -> None:
+        if self._coordinator is None:
+            return  # before the first run
         for request_id in self._timers.passed(seconds, self.streams):
             self.report(events.TimerFired(at_s=self.now_s(), request_id=request_id))
 

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 
+import flat
 import pytest
 
+from mooncake_lab.serving import ClusterRuntime
 from mooncake_lab.serving.timeouts import within
 
 PAUSE_S = 2.5
@@ -153,3 +155,9 @@ def test_a_limit_ends_what_takes_too_long():
 
     asyncio.run(all_three())
     assert ended == [50, 60]
+
+
+def test_time_passes_before_the_first_run(believed):
+    """While workers still start, no request waits, and the pulses of the workers go on."""
+    runtime = ClusterRuntime(*flat.live(), model=believed, write=print)
+    runtime._time_passes(1.0)
