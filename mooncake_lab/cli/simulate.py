@@ -182,10 +182,8 @@ def simulate(
             write_perfetto(perfetto, kept)
     asked = {"node": node, "model": model, "speed": speed, "ssd_gb_per_s": ssd_gb_per_s, "lenient": lenient}
     asked |= {"num_prompts": num_prompts, "urgent_share": urgent_share, "seed": seed or 0}
-    settings = asked | {
-        each.name: _plain(getattr(told, each.name)) for told in (spec, options) for each in fields(told)
-    }
-    of_run: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, "settings": settings}
+    told = {each.name: _plain(getattr(held, each.name)) for held in (spec, options) for each in fields(held)}
+    of_run: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, "settings": asked | told}
     print_numbers(of_run | summary.numbers() | _spent(*started), json_=json_)
 
 
