@@ -261,5 +261,5 @@ class TestGpuDryRun:
         """The file is written after each section."""
         monkeypatch.setattr("gpu.SECTIONS", SECTIONS | {"chunks": lambda _: sys.exit("cut short")})
         with pytest.raises(SystemExit, match="cut short"):
-            run("memory", "chunks")
-        assert list(json.loads((tmp_path / "found.json").read_text())["sections"]) == ["memory"]
+            run("tiles", "chunks")
+        assert list(json.loads((tmp_path / "found.json").read_text())["sections"]) == ["tiles"]
