@@ -254,7 +254,7 @@ def waits(charts: pd.DataFrame) -> pd.DataFrame:
         line = {
             "policy": policy,
             "gap_ms": of_a["end_ms"].diff().max(),
-            "gap_tokens": computed[of_a["iteration"]].diff().max(),
+            "gap_tokens": computed.loc[of_a["iteration"]].diff().max(),
             "first_c_ms": of_c["end_ms"].min() - once["start_ms"][late],
             "first_c_iterations": of_c["iteration"].min() - late + 1,
             "first_d_iterations": of_d["iteration"].min() - late + 1,
