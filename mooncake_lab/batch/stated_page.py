@@ -239,7 +239,9 @@ class Page:
         return {
             section: list(group)
             for section, group in there.items()
-            if section and (bad := sum(each.fails for each in group)) > 1 and _FAILING_SECTION * bad >= len(group)
+            if section
+            and (failing := [each for each in group if each.fails])[1:]
+            and _FAILING_SECTION * len(failing) >= len(group)
         }
 
     def _section_marks(self, passage: Passage) -> Iterator[tuple[int, str]]:

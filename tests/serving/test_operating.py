@@ -168,6 +168,7 @@ class Slow:
     """Bytes; a text that begins with `slow` takes until somebody says so."""
 
     most_characters_a_token = 1
+    end_tokens = ()
 
     def __init__(self):
         self.begun, self.go_on, self.encoded = threading.Event(), threading.Event(), []
@@ -183,7 +184,7 @@ class Slow:
 
     def encode_chat(self, messages):
         """All its turns."""
-        return self.encode("".join(message["content"] for message in messages))
+        return self.encode("".join(message.text for message in messages))
 
     def stream(self):
         """As bytes."""

@@ -33,6 +33,7 @@ class Counting:
     """Bytes, three to a character of its bound; it notes what it encodes, and waits where it is told to."""
 
     most_characters_a_token = 3
+    end_tokens = ()
 
     def __init__(self):
         self.encoded, self.waiting, self.go_on = [], threading.Semaphore(0), threading.Event()
@@ -48,7 +49,7 @@ class Counting:
 
     def encode_chat(self, messages):
         """All its turns."""
-        return self.encode("".join(message["content"] for message in messages))
+        return self.encode("".join(message.text for message in messages))
 
     def stream(self):
         """As bytes."""

@@ -107,7 +107,7 @@ def begin(
         for index, prompt in enumerate(parsed.prompts):
             params = parsed.params
             if tokenizer.end_tokens and params.end_tokens is None:
-                params = msgspec.structs.replace(params, end_tokens=_end_tokens(runtime, tokenizer))
+                params = msgspec.structs.replace(params, end_tokens=runtime.end_tokens(tokenizer.end_tokens))
             if not parsed.is_seeded:  # equal prompts are different draws
                 params = msgspec.structs.replace(params, seed=params.seed + index)
             if not params.max_new_tokens:
@@ -125,12 +125,6 @@ def begin(
             raise BadRequestError(str(error), "messages" if parsed.is_chat else "prompt") from error
         raise
     return choices
-
-
-def _end_tokens(runtime: ClusterRuntime, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens that end an answer: those of the model's config, and the tokenizer's that the model knows."""
-    ready = runtime.supervisor.ready
-    return (*ready.end_tokens, *(token for token in tokenizer.end_tokens if token < ready.shape.vocabulary))
 
 
 def stop(runtime: ClusterRuntime, choices: Sequence[Choice], reason: str = "the client went away") -> None:
