@@ -38,6 +38,7 @@ def kernels() -> str:
     return ""
 
 
+@functools.cache
 def confinement() -> str:
     """Why tests that grade submissions are skipped."""
     from mooncake_lab.course.grading.confine import UnconfinableError, check_confinable

@@ -1,26 +1,16 @@
-"""Submissions for tests: the teacher's notebooks with changes, and whether this machine can confine them."""
+"""Submissions for tests: the teacher's notebooks with changes."""
 
 import json
 from pathlib import Path
 from types import MappingProxyType
 
+import missing_here
 import pytest
-
-from mooncake_lab.course.grading.confine import UnconfinableError, check_confinable
 
 SOURCES = Path(__file__).parents[2] / "notebooks" / "assignments"
 
 
-def why_not_confinable() -> str:
-    """Why this machine cannot grade; empty when it can."""
-    try:
-        check_confinable()
-    except UnconfinableError as error:
-        return str(error)
-    return ""
-
-
-needs_confinement = pytest.mark.skipif(bool(why_not_confinable()), reason=why_not_confinable())
+needs_confinement = pytest.mark.skipif(bool(missing_here.confinement()), reason=missing_here.confinement())
 
 
 def hand_in(folder: Path, topic: str, solutions=MappingProxyType({}), changes=MappingProxyType({})) -> Path:
