@@ -81,6 +81,7 @@ def load_weights(directory: Path, *, device: torch.device, dtype: torch.dtype) -
         FileNotFoundError: when the directory has no config or no safetensors.
         ValueError: when a file is truncated, or a tensor is missing, misshapen, or none that a Llama has.
     """
+    check_weights(directory)
     config, stored = _described(directory)
 
     def read(name: str) -> torch.Tensor:
@@ -105,7 +106,7 @@ def check_weights(directory: Path) -> LlamaConfig:
             for name, (holder, inside) in stored.items():
                 if holder == path:
                     part = file.get_slice(inside)
-                    _check_shape(name, tuple(part.get_shape()), shapes[name])
+                    _check_shape(name, tuple(part.get_shape()), shapes[name], f"{path}: ")
                     if part.get_dtype() not in _NUMBERS:
                         says = f"{path}: tensor {name!r} is of type {part.get_dtype()}"
                         raise ValueError(f"{says}; allowed are {', '.join(sorted(_NUMBERS))}")
@@ -267,9 +268,9 @@ def _shards(index: Path) -> list[Path]:
     return [index.parent / name for name in names]
 
 
-def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+def _check_shape(name: str, shape: tuple[int, ...], expected: tuple[int, ...], where: str = "") -> None:
     if shape != expected:
-        raise ValueError(f"tensor {name!r} has shape {shape}; the config says {expected}")
+        raise ValueError(f"{where}tensor {name!r} has shape {shape}; the config says {expected}")
 
 
 @contextmanager

@@ -86,6 +86,13 @@ HELPERS = [
     "type_of = type(3)\nassert_it = 2\ndef helper(t: type_of, n): return assert_it",
     "x = y = z = int('2')\nhelper = lambda t, n: (x + y + z) // 3",
     "async def two(): return 2\nhelper = lambda t, n: 2",
+    "import heapq\nheap = [3, 2]\nheapq.heapify(heap)\ndef helper(t, n): return heap[0]",
+    "table = {}\ndef fill(t, n):\n    t[n] = 2\nfill(table, 5)\ndef helper(t, n): return table[5]",
+    "class Settings: pass\nmine = Settings()\nsetattr(mine, 'two', 2)\ndef helper(t, n): return mine.two",
+    "class Settings: pass\nmine = Settings()\nvars(mine).update(two=2)\ndef helper(t, n): return mine.two",
+    "mine = [1]\nalias = mine\nalias.append(2)\ndef helper(t, n): return mine[1]",
+    "mine = [1]\nalias = mine\nalias += [2]\ndef helper(t, n): return mine[1]",
+    "import bisect\nrow = [1, 3]\nfor n in (2,):\n    bisect.insort(row, n)\ndef helper(t, n): return row[1]",
 ]
 
 
@@ -137,6 +144,22 @@ def test_experiments_are_left_out_and_each_is_named(tmp_path, added):
             (line, *_) = ast.unparse(statement).splitlines()
             assert any(f"`{line[:50]}" in remark for remark in handed.remarks)
         assert all("no solution cell uses it" in each or "was left out" in each for each in handed.remarks)
+
+
+def test_a_value_of_the_solution_may_be_experimented_with(tmp_path):
+    """A call that gets such a value together with what the solution makes is an experiment, and is left out."""
+    experiment = "for capacity in range(10**9):\n    lru_hit_rate(TRACE, capacity)"
+    solution = "def chain_keys(t, n):\n    return TRACE"
+    handed = prepare(notebook_with(tmp_path, "TRACE = [[1]]", experiment, solution=solution), TEACHER)
+    assert executed(handed)["chain_keys"]([], 1) == [[1]]
+    assert any("`for capacity in range(10" in each for each in handed.remarks)
+
+
+@pytest.mark.parametrize("text", ["import " + "a." * 40_000 + "b", "from " + "a . \\\n" * 9_000 + "b import c"])
+def test_a_name_of_very_many_parts_is_refused_before_it_is_parsed(tmp_path, text):
+    """Python's parser would take memory that grows with the square of their number: gigabytes for 95 kB."""
+    with pytest.raises(ValueError, match="a name of more than 500 parts"):
+        prepare(notebook_with(tmp_path, text), TEACHER)
 
 
 def test_every_left_out_statement_is_named(tmp_path):

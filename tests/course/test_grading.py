@@ -29,9 +29,9 @@ def submit(code: str, allowance: Allowance = QUICK) -> Submission:
     return Submission([Code("one", code)], allowance)
 
 
-def grade_keys(folder: Path, chain_keys: str):
-    """The grade of a submission to the assignment on keys."""
-    path = hand_in(folder / "somebody", "keys", {"chain-keys": chain_keys})
+def grade_keys(folder: Path, chain_keys: str, cell: str = "chain-keys"):
+    """The grade of a submission to the assignment on keys, with this code in one of its cells."""
+    path = hand_in(folder / "somebody", "keys", {cell: chain_keys})
     return grade(path, SOURCES / "keys.ipynb", student="somebody", seed=3, allowance=QUICK)
 
 
@@ -51,6 +51,30 @@ def test_each_task_is_paid_for_itself(tmp_path):
     for mark in found.marks[:3]:
         assert "defines no 'chain_keys'" in mark.said
         assert "cell 'chain-keys' raised RuntimeError: half done" in mark.said
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        ("raise ValueError('\\udce9')", "ValueError: \\udce9"),
+        (
+            "class Odd(Exception):\n    def __str__(self): raise KeyError\nraise Odd",
+            "its text cannot be read: KeyError",
+        ),
+        (
+            (
+                "class Meta(type):\n    @property\n    def __name__(cls): raise KeyError\n"
+                "class Odd(Exception, metaclass=Meta): pass\nraise Odd('x')"
+            ),
+            "Odd: x",
+        ),
+    ],
+)
+def test_an_exception_whose_text_cannot_be_sent_costs_its_own_cell_only(tmp_path, raised, said):
+    """Halves of surrogate pairs, a text that raises, a class without a readable name: remarks of one task each."""
+    found = grade_keys(tmp_path, raised, cell="matched-blocks")
+    assert [mark.earned > 0 for mark in found.marks] == [True, True, True, False, True]
+    assert said in found.marks[3].said
 
 
 def test_tampering_with_the_tests_earns_nothing(tmp_path):

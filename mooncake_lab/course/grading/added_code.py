@@ -19,6 +19,8 @@ _PLAIN_CALLS: Final = frozenset(
     | {"OrderedDict", "defaultdict", "deque", "Counter"}
 )
 """What a constant may call: it makes a value and computes nothing."""
+_SHOWS: Final = frozenset({"print", "display", "len", "repr", "str", "type", "help"})
+"""Functions that change nothing."""
 _LONGEST_SHOWN: Final = 60
 
 
@@ -44,6 +46,10 @@ class AddedStatement:
     """Names of which it sets a part: `table[3] = 1`."""
     method_of: frozenset[str]
     """Names of which it calls a method and does nothing with the result: `log.setLevel(10)`."""
+    passed: frozenset[str]
+    """Names that it hands to calls and does nothing with the result: `random.shuffle(order)`."""
+    alias_of: tuple[str, str] | None
+    """A name, and the one whose value it gets: `queue = waiting`."""
     is_definition: bool
     is_import: bool
     is_plain: bool
@@ -72,6 +78,8 @@ def statements_of(tree: ast.Module) -> list[AddedStatement]:
             names=names_of(text),
             changed=frozenset(_changed(statement)),
             method_of=frozenset(_methods_of(statement)),
+            passed=frozenset(_passed(statement)),
+            alias_of=_alias(statement),
             is_definition=_defines(statement),
             is_import=isinstance(statement, ast.Import | ast.ImportFrom),
             is_plain=_is_plain_call(statement),
@@ -136,17 +144,23 @@ def choose(statements: Sequence[AddedStatement], solutions: Iterable[str], asked
 def _makers(statements: Sequence[AddedStatement], solved: Collection[str]) -> dict[str, list[AddedStatement]]:
     """By name, the statements that give it a value or change that value.
 
-    A call of a method counts for a value that the student's own statements made. Of a module it counts where it
-    computes nothing else (`np.random.seed(0)`), and of what the solution makes never: that is an experiment.
+    A call of a method counts for a value that the student's own statements made, as does a call that gets this
+    value. Of a module it counts where it computes nothing else (`np.random.seed(0)`). What uses names that the
+    solution makes never counts: that is an experiment.
     """
     values = {name for each in statements if not each.is_import for name in each.names.bound}
     called = {each.called for each in statements if each.called}
     effects = {name: _globals_set(each) for each in statements for name in each.names.bound & called}
     makers: dict[str, list[AddedStatement]] = defaultdict(list)
+    same = dict(each.alias_of for each in statements if each.alias_of is not None)
     for each in statements:
+        passed = each.passed & values - {*solved} if not each.names.used_now & {*solved} else frozenset[str]()
         methods = {name for name in each.method_of if name in values or each.is_plain} - {*solved}
-        for name in each.names.bound | each.changed | methods | effects.get(each.called, frozenset()):
+        for name in each.names.bound | each.changed | methods | passed | effects.get(each.called, frozenset()):
             makers[name].append(each)
+        for name in each.changed | methods | passed:
+            if name in same:
+                makers[same[name]].append(each)
     return makers
 
 
@@ -180,6 +194,8 @@ def _changed(statement: ast.stmt) -> Iterator[str]:
         match node:
             case ast.Attribute(ctx=ast.Store() | ast.Del()) | ast.Subscript(ctx=ast.Store() | ast.Del()):
                 yield from _root(node)
+            case ast.AugAssign(target=ast.Name(id=name)):
+                yield name
             case _:
                 continue
 
@@ -191,6 +207,30 @@ def _methods_of(statement: ast.stmt) -> Iterator[str]:
                 yield from _root(method)
             case _:
                 continue
+
+
+def _passed(statement: ast.stmt) -> Iterator[str]:
+    for node in ast.walk(statement):
+        match node:
+            case ast.Expr(value=ast.Call() as call):
+                while isinstance(call, ast.Call | ast.Attribute):
+                    if isinstance(call, ast.Attribute):
+                        call = call.value
+                        continue
+                    if not (isinstance(call.func, ast.Name) and call.func.id in _SHOWS):
+                        for given in (*call.args, *(each.value for each in call.keywords)):
+                            yield from _root(given.value if isinstance(given, ast.Starred) else given)
+                    call = call.func
+            case _:
+                continue
+
+
+def _alias(statement: ast.stmt) -> tuple[str, str] | None:
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name(id=other)):
+            return name, other
+        case _:
+            return None
 
 
 def _is_plain_call(statement: ast.stmt) -> bool:

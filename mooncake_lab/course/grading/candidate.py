@@ -64,7 +64,7 @@ class Candidate:
         try:
             reply = self._act(question)
         except BaseException as error:  # noqa: BLE001  # a submission may raise anything, SystemExit included
-            reply = Raised(type(error).__name__, str(error)[:_LONGEST_MESSAGE])
+            reply = Raised(*_told(error))
         if isinstance(question, Ask) and question.quiet:
             self._owed = self._owed or (reply if isinstance(reply, Raised) else None)
             return None
@@ -91,13 +91,30 @@ class Candidate:
             if isinstance(found, CoroutineType):  # the cell awaits something, as IPython allows
                 _run(found)
         except BaseException as error:  # noqa: BLE001  # a cell may raise anything, SystemExit included
-            return f"cell {cell.name!r} raised {type(error).__name__}: {str(error)[:_LONGEST_MESSAGE]}"
+            return "cell {!r} raised {}: {}".format(cell.name, *_told(error))
         return ""
 
     def _named(self, name: str) -> Any:
         if name not in self._names:
             raise NameError(f"the notebook defines no {name!r}")
         return self._names[name]
+
+
+def _told(error: BaseException) -> tuple[str, str]:
+    """The class and the text of an exception, as characters that can be sent, whatever was made of both."""
+    try:
+        name, message = str(type.__dict__["__name__"].__get__(type(error))), str(error)[:_LONGEST_MESSAGE]
+    except BaseException as broken:  # noqa: BLE001  # `__str__` of a submission may raise anything, too
+        name, message = (
+            "an exception",
+            f"its text cannot be read: {type.__dict__['__name__'].__get__(type(broken))}",
+        )
+    return _sendable(name), _sendable(message)
+
+
+def _sendable(text: str) -> str:
+    """A text with halves of surrogate pairs written out, which have no place in UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _run(awaiting: Coroutine[Any, Any, Any]) -> None:

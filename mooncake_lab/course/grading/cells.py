@@ -5,6 +5,7 @@ what the solution needs is kept. Whatever is left out is named. A damaged cell c
 """
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ from mooncake_lab.course.grading.submitted import SubmittedCell, read_submission
 
 _MOST_LETTERS: Final = 100_000
 """Limit for all code of a notebook. A syntax tree takes a thousand times as much of the grader's memory."""
+_MOST_PARTS: Final = 500
+"""Between the dots of a name. Python's parser joins those of an import one by one, and keeps each step."""
+_LONG_NAME: Final = re.compile(rf"(?:\.[\s\\]*+\w++[\s\\]*+){{{_MOST_PARTS}}}")
 _REPLACES: Final = "it replaces what the assignment gives"
 _LONGEST_LIST: Final = 400
 """Letters of left-out statements that one remark names; the next ones are in the next remark."""
@@ -83,6 +87,8 @@ def prepare(path: Path, teacher: Path) -> Handed:
     letters = sum(len(each.text) for each in used)
     if letters > _MOST_LETTERS:
         raise ValueError(f"{printable(path.name)} has {letters:,} letters of code; allowed are {_MOST_LETTERS:,}")
+    if any(_LONG_NAME.search(each.text) for each in used):
+        raise ValueError(f"{printable(path.name)} holds a name of more than {_MOST_PARTS} parts between dots")
     remarks: list[str] = []
     lost: dict[str, str] = {}
     solutions: dict[str, str] = {}

@@ -144,6 +144,8 @@ class ChatTemplate:
 
 
 def _refused(error: Exception) -> ValueError:
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return ValueError(f"the model's chat template is not valid Jinja: line {error.lineno}: {error.message}")
     return ValueError(f"the model's chat template refuses this conversation: {error}")
 
 
