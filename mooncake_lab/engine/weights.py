@@ -81,8 +81,7 @@ def load_weights(directory: Path, *, device: torch.device, dtype: torch.dtype) -
         FileNotFoundError: when the directory has no config or no safetensors.
         ValueError: when a file is truncated, or a tensor is missing, misshapen, or none that a Llama has.
     """
-    check_weights(directory)
-    config, stored = _described(directory)
+    config, stored = _checked(directory)
 
     def read(name: str) -> torch.Tensor:
         path, inside = stored[name]
@@ -99,6 +98,12 @@ def check_weights(directory: Path) -> LlamaConfig:
 
     Only the beginnings of the files are read, which takes milliseconds. For its errors see `load_weights`.
     """
+    config, _ = _checked(directory)
+    return config
+
+
+def _checked(directory: Path) -> tuple[LlamaConfig, Mapping[str, tuple[Path, str]]]:
+    """The config, and where each tensor is stored, in the shape that the config says."""
     config, stored = _described(directory)
     shapes = parameter_shapes(replace(config, tied_embeddings=False))
     for path in dict.fromkeys(path for path, _ in stored.values()):
@@ -110,7 +115,7 @@ def check_weights(directory: Path) -> LlamaConfig:
                     if part.get_dtype() not in _NUMBERS:
                         says = f"{path}: tensor {name!r} is of type {part.get_dtype()}"
                         raise ValueError(f"{says}; allowed are {', '.join(sorted(_NUMBERS))}")
-    return config
+    return config, stored
 
 
 def random_weights(
