@@ -56,13 +56,15 @@ class Frame:
     The kernel keeps the time, on a blocking socket with a timeout, so that no call has to poll first. Mutable.
     """
 
-    __slots__ = ("_deadline_s", "_option", "_peer", "_timeout_s")
+    __slots__ = ("_deadline_s", "_moved", "_option", "_peer", "_shortened", "_timeout_s")
 
     def __init__(self, peer: socket.socket, option: int, size_bytes: int, timeout_s: float) -> None:
         self._peer = peer
         self._option = option
         self._timeout_s = timeout_s
         self._deadline_s = time.monotonic() + timeout_s + size_bytes / SLOWEST_BYTES_PER_S
+        self._moved = False
+        self._shortened = False
         if peer.gettimeout() is not None:
             peer.settimeout(None)
         peer.setsockopt(socket.SOL_SOCKET, option, _timeval(timeout_s))
@@ -75,7 +77,8 @@ class Frame:
             try:
                 moved = self._peer.sendmsg(left[:_MAX_VECTORS])
             except BlockingIOError as error:
-                raise TimeoutError(f"the peer stalled for {self._timeout_s:g} s") from error
+                raise self._too_late() from error
+            self._moved = True
             _consume(left, moved)
 
     def receive(self, parts: Sequence[memoryview]) -> None:
@@ -97,17 +100,28 @@ class Frame:
         """Fill these parts with what has come, waiting for the first byte; how many bytes, 0 at the end."""
         self._limit()
         try:
-            return self._peer.recvmsg_into(parts, 0, flags)[0]
+            got = self._peer.recvmsg_into(parts, 0, flags)[0]
         except BlockingIOError as error:
-            raise TimeoutError(f"the peer stalled for {self._timeout_s:g} s") from error
+            raise self._too_late() from error
+        self._moved = True
+        return got
 
     def _limit(self) -> None:
         """Let the next call wait no longer than is left of the frame's time."""
         left_s = self._deadline_s - time.monotonic()
+        self._shortened = left_s < self._timeout_s
         if left_s <= 0:
-            raise TimeoutError(f"the peer took longer over a frame than a link of {SLOWEST_BYTES_PER_S} bytes/s")
-        if left_s < self._timeout_s:
+            raise self._too_late()
+        if self._shortened:
             self._peer.setsockopt(socket.SOL_SOCKET, self._option, _timeval(left_s))
+
+    def _too_late(self) -> TimeoutError:
+        """What ended: the wait for one byte, or the time of the frame, if some of it moved and less was left."""
+        if self._moved and self._shortened:
+            return TimeoutError(
+                f"the peer took longer over a frame than a link of {SLOWEST_BYTES_PER_S} bytes/s"
+            )
+        return TimeoutError(f"the peer stalled for {self._timeout_s:g} s")
 
 
 def send_frame(peer: socket.socket, body: msgspec.Struct, payload: Sequence[Bytes], timeout_s: float) -> None:

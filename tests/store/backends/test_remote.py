@@ -240,14 +240,14 @@ def test_a_large_block_comes_in_runs(arena):
 
 
 def dripping(count):
-    """A connection on which a byte comes every tenth of a second."""
+    """A connection on which a byte comes every 20 ms."""
     near, far = socket.socketpair()
 
     def drip():
         with contextlib.suppress(OSError):
             for _ in range(count):
                 far.sendall(b"x")
-                time.sleep(0.1)
+                time.sleep(0.02)
         far.close()
 
     threading.Thread(target=drip, daemon=True).start()
@@ -256,8 +256,27 @@ def dripping(count):
 
 def test_a_frame_that_drips_is_given_up():
     """Each layer comes in time, all of them do not: the time that is allowed is the frame's, not the layer's."""
-    with dripping(60) as near, pytest.raises(TimeoutError, match="longer over a frame"):
-        receive_layers(near, [np.empty(1, np.uint8) for _ in range(40)], 0, 0.5)
+    with dripping(600) as near, pytest.raises(TimeoutError, match="longer over a frame"):
+        receive_layers(near, [np.empty(1, np.uint8) for _ in range(400)], 0, 0.5)
+
+
+def test_the_last_wait_of_a_slow_frame_is_not_called_a_stall(monkeypatch):
+    """A frame whose time ends during a wait that was cut short took too long; it did not stall for the whole wait."""
+    near, far = socket.socketpair()
+    far.sendall(b"x")
+    frame = wire.Frame(near, socket.SO_RCVTIMEO, 0, 2)
+    started_s = wire.time.monotonic()
+    assert frame.receive_some([bytearray(1)]) == 1
+    monkeypatch.setattr(wire.time, "monotonic", lambda: started_s + 1.95)
+    with near, far, pytest.raises(TimeoutError, match="longer over a frame"):
+        frame.receive_some([bytearray(1)])
+
+
+def test_a_peer_that_sends_nothing_stalls():
+    """Where no byte of a frame came, the whole wait is over, and that is said."""
+    near, far = socket.socketpair()
+    with near, far, pytest.raises(TimeoutError, match=r"stalled for 0\.05 s"):
+        wire.Frame(near, socket.SO_RCVTIMEO, 0, 0.05).receive_some([bytearray(1)])
 
 
 def test_an_interrupted_question_leaves_no_answer_behind(server, monkeypatch):
