@@ -1,11 +1,16 @@
-"""What every test shares: what is skipped on this machine, and hypothesis without a clock."""
+"""What every test shares: what is skipped on this machine, and hypothesis without a clock and without chance.
+
+Each run draws the same examples, so that a change that passed here passes elsewhere. New ones are drawn by
+`pytest --hypothesis-profile=explore`.
+"""
 
 import missing_here
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", settings.get_profile("explore"), derandomize=True)
+settings.load_profile("same")
 
 
 def pytest_report_header() -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from drawn import POLICIES, REALISTIC, REQUESTS, clusters, make_model, simulated
 from families import requests_of
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mooncake_lab.cluster import ClusterSpec
@@ -71,6 +71,16 @@ class TestQueueingTheory:
         assert abs(sojourn.mean() - 1 / (1 - utilisation)) < 3 * batches.std(ddof=1) / math.sqrt(40)
 
 
+ONE_WAITS_FOR_THE_FETCH_OF_ANOTHER = [
+    (0.0, 1, 1, 2),
+    (0.0, 1, 2, 0),
+    (0.0, 1251, 1, 0),
+    (0.0, 1251, 1, 0),
+    (0.125, 2, 1, 2),
+    (0.125, 2, 1, 2),
+]
+
+
 class TestInvariants:
     @settings(max_examples=80, deadline=None)
     @given(REQUESTS, clusters())
@@ -124,6 +134,11 @@ class TestInvariants:
 
     @settings(max_examples=25, deadline=None)
     @given(REQUESTS, st.integers(1, 3), st.booleans())
+    @example(
+        [(0.0, 1, 1, 2), (0.0, 1, 2, 0), (0.0, 1251, 1, 0), (0.0, 1251, 1, 0), (0.125, 2, 1, 2), (0.125, 2, 1, 2)],
+        3,
+        True,
+    )
     def test_no_instance_idles_while_it_has_work(self, rows, nodes, overtaking):
         """I4: from the moment a prompt may start at an instance until it starts, that one computes."""
         policy = KVCacheCentric(balancing_threshold=1.1)
@@ -132,15 +147,26 @@ class TestInvariants:
         )
         log = Cluster(spec, make_model(constant_s=0.05, per_token_s=1e-4, bytes_per_s=2e9)).run(requests_of(rows))
         placed = {record.request_id: record for record in log if isinstance(record, Placed)}
-        arrived_s = {
-            record.request_id: record.at_s
+        fetches = [
+            record
             for record in log
             if isinstance(record, Moved) and record.destination == placed[record.request_id].prefill_instance
-        }
+        ]
+        arrived_s = {record.request_id: record.at_s for record in fetches}
         runs = [record for record in log if isinstance(record, Prefilled)]
         latest_s = dict.fromkeys((run.instance for run in runs), 0.0)
         for run in sorted(runs, key=lambda run: placed[run.request_id].at_s):
-            runnable_s = max(placed[run.request_id].at_s, arrived_s.get(run.request_id, 0.0))
+            place = placed[run.request_id]
+            runnable_s = max(place.at_s, arrived_s.get(run.request_id, 0.0))
+            if place.fetched_tokens and run.request_id not in arrived_s:  # another request fetched the same blocks
+                ends_s = [
+                    fetch.at_s
+                    for fetch in fetches
+                    if fetch.destination == run.instance
+                    and fetch.start_s <= place.at_s <= fetch.at_s <= run.start_s
+                ]
+                assert ends_s
+                runnable_s = max(runnable_s, *ends_s)
             if not overtaking:  # those before it have to start first
                 runnable_s = latest_s[run.instance] = max(runnable_s, latest_s[run.instance])
             overlaps = (

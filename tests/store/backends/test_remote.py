@@ -261,7 +261,7 @@ def test_a_frame_that_drips_is_given_up():
 
 
 def test_the_last_wait_of_a_slow_frame_is_not_called_a_stall(monkeypatch):
-    """A frame whose time ends during a wait that was cut short took too long; it did not stall for the whole wait."""
+    """A frame whose time ends during a wait that was cut short took too long; it did not stall."""
     near, far = socket.socketpair()
     far.sendall(b"x")
     frame = wire.Frame(near, socket.SO_RCVTIMEO, 0, 2)
