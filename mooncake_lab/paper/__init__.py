@@ -24,6 +24,7 @@ from mooncake_lab.paper.comparison import (
     noted,
     unless_twin,
 )
+from mooncake_lab.paper.evidence import RULES, Basis, Grounds, grounds
 from mooncake_lab.paper.facts import (
     Fact,
     assumption,
@@ -40,11 +41,14 @@ from mooncake_lab.paper.scorecard import Scorecard, headlines, scorecard
 
 __all__ = [
     "AGREEMENT",
+    "RULES",
+    "Basis",
     "Bound",
     "Claim",
     "Compared",
     "ComparisonTable",
     "Fact",
+    "Grounds",
     "Scorecard",
     "Verdict",
     "Yardstick",
@@ -61,6 +65,7 @@ __all__ = [
     "detail",
     "fact",
     "factor",
+    "grounds",
     "headlines",
     "index",
     "judge",

@@ -8,6 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
+from mooncake_lab.paper.evidence import Basis, Grounds, grounds
 from mooncake_lab.paper.facts import Fact, read_rows, told
 
 Grade: TypeAlias = Literal["order", "factor", "value"]
@@ -29,10 +30,12 @@ class Verdict(StrEnum):
     """What became of a claim; the text is what the book prints."""
 
     REPRODUCED = "reproduced"
+    CONDITIONAL = "conditional"
     DIRECTION_ONLY = "direction only"
     NOT_REPRODUCED = "not reproduced"
     CONTRADICTS = "the paper contradicts itself"
     AT_LEAST = "at least"
+    BY_CONSTRUCTION = "by construction"
     CALIBRATED = "calibrated"
     ARITHMETIC = "arithmetic"
     TOO_SHORT = "too short to judge"
@@ -42,16 +45,31 @@ class Verdict(StrEnum):
     OUT_OF_SCOPE = "out of scope"
 
 
-AGREEMENT: Final[Mapping[Evidence, Verdict]] = MappingProxyType(
+AGREEMENT: Final[Mapping[Basis, Verdict]] = MappingProxyType(
     {
-        "measured": Verdict.REPRODUCED,
-        "simulated": Verdict.REPRODUCED,
-        "calibrated": Verdict.CALIBRATED,
-        "arithmetic": Verdict.ARITHMETIC,
+        Basis.PREDICTED: Verdict.REPRODUCED,
+        Basis.BY_CONSTRUCTION: Verdict.BY_CONSTRUCTION,
+        Basis.CALIBRATED: Verdict.CALIBRATED,
+        Basis.ARITHMETIC: Verdict.ARITHMETIC,
     }
 )
-"""What agreement is called. A number that a model was fitted to, or that follows from printed numbers, predicts
-nothing: its agreement is listed apart and never counts as reproduced."""
+"""What agreement is called where no condition decides it. Only a prediction counts as reproduced."""
+
+BASIS: Final[Mapping[Evidence, Basis]] = MappingProxyType(
+    {
+        "measured": Basis.PREDICTED,
+        "simulated": Basis.PREDICTED,
+        "calibrated": Basis.CALIBRATED,
+        "arithmetic": Basis.ARITHMETIC,
+    }
+)
+"""What a number is worth that belongs to no claim, by the way it was made."""
+
+
+def agreement(on: Grounds) -> Verdict:
+    """What agreement is called: `conditional` where a named condition decides a prediction."""
+    return Verdict.CONDITIONAL if on.condition else AGREEMENT[on.basis]
+
 
 NOT_JUDGED: Final[Mapping[str, Verdict]] = MappingProxyType(
     {"scope": Verdict.OUT_OF_SCOPE, "model": Verdict.NEEDS_MODEL}
@@ -149,7 +167,7 @@ def judge(
     ours: float | None,
     yardstick: Yardstick,
     *,
-    evidence: Evidence,
+    agrees: Verdict = Verdict.REPRODUCED,
     reach: Reach = "here",
     elsewhere: float | None = None,
     bound: Bound = "exact",
@@ -160,7 +178,7 @@ def judge(
         paper: the paper's number.
         ours: our number in the same unit; None where it was not measured.
         yardstick: how closely they must match.
-        evidence: what our number is.
+        agrees: what agreement is called.
         reach: where it can be measured. Where it needs hardware, a number from that hardware is judged; where it
             needs a model, a number of another one is shown and not judged.
         elsewhere: what the paper's other numbers give for the same quantity, where they disagree with this one.
@@ -181,7 +199,7 @@ def judge(
         return Verdict.NOT_REPRODUCED
     size = _size(paper, ours, yardstick, elsewhere=elsewhere, bound=bound)
     if size is not None:
-        return AGREEMENT[evidence] if size is Verdict.REPRODUCED else size
+        return agrees if size is Verdict.REPRODUCED else size
     return Verdict.NOT_REPRODUCED if yardstick.sense is None else Verdict.DIRECTION_ONLY
 
 
@@ -220,7 +238,7 @@ class Claim:
     """One sentence of a paper that has a number, and how ours is held against it.
 
     Raises:
-        ValueError: when the band reaches to where there is no effect.
+        ValueError: when the band reaches to where there is no effect, or evidence and grounds disagree.
     """
 
     id: str
@@ -231,7 +249,9 @@ class Claim:
     yardstick: Yardstick
     reach: Reach
     evidence: Evidence
-    """What our number is; only what is measured or simulated can be reproduced."""
+    """How our number is made."""
+    grounds: Grounds
+    """What its agreement is worth, and under which assumptions; only what is predicted can be reproduced."""
     stated: Stated
     chapter: str
     """Stem of the chapter that measures it, e.g. `07_store`."""
@@ -245,6 +265,11 @@ class Claim:
 
     def __post_init__(self) -> None:
         self.yardstick.check_band(self.fact.value)
+        if BASIS[self.evidence] not in {Basis.PREDICTED, self.grounds.basis}:
+            raise ValueError(
+                f"the evidence is {self.evidence!r} and the basis {self.grounds.basis.value!r};"
+                " what is fitted or computed from printed numbers predicts nothing"
+            )
 
     def is_too_short(self, requests: int | None) -> bool:
         """Whether a run of that number of requests is too short to decide this claim.
@@ -267,11 +292,14 @@ def claims() -> tuple[Claim, ...]:
 
     Raises:
         ValueError: naming the claim whose row has a bad grade, band, sense, source, reach, evidence or
-            `stated`, or a band that reaches to where there is no effect.
+            `stated`, or a band that reaches to where there is no effect; or what `evidence.csv` lacks or has
+            too much.
     """
+    rests = grounds()
     return tuple(
         told(
-            {**row, "sentence": row["claim"], "fact": _filled(row), "yardstick": _filled(row)},
+            {**row, "sentence": row["claim"], "fact": _filled(row), "yardstick": _filled(row)}
+            | {"grounds": rests[row["id"]]},
             Claim,
             f"claim {row['id']!r} of claims.csv",
         )

@@ -7,7 +7,19 @@ from html import escape
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from mooncake_lab.paper.claims import Bound, Claim, Evidence, Reach, Verdict, Yardstick, claim, judge
+from mooncake_lab.paper.claims import (
+    BASIS,
+    Bound,
+    Claim,
+    Evidence,
+    Reach,
+    Verdict,
+    Yardstick,
+    agreement,
+    claim,
+    judge,
+)
+from mooncake_lab.paper.evidence import Grounds
 from mooncake_lab.paper.facts import Fact
 
 if TYPE_CHECKING:
@@ -17,6 +29,7 @@ VERDICT_CLASSES: Final = MappingProxyType(
     dict.fromkeys(Verdict, "verdict-out")
     | {
         Verdict.REPRODUCED: "verdict-reproduced",
+        Verdict.CONDITIONAL: "verdict-conditional",
         Verdict.DIRECTION_ONLY: "verdict-direction",
         Verdict.NOT_REPRODUCED: "verdict-not",
     }
@@ -37,7 +50,9 @@ class Compared:
     ours: float | None
     yardstick: Yardstick
     evidence: Evidence
-    """What our number is."""
+    """How our number is made."""
+    grounds: Grounds | None = None
+    """What agreement rests on; None where the evidence says it all."""
     reach: Reach = "here"
     claim: str = ""
     """The id of the claim that it is about, where it is about one."""
@@ -56,6 +71,11 @@ class Compared:
         self.yardstick.check_band(self.paper.value)
 
     @property
+    def condition(self) -> str:
+        """What decides a conditional verdict; empty for others."""
+        return self.grounds.condition if self.grounds and self.verdict is Verdict.CONDITIONAL else ""
+
+    @property
     def verdict(self) -> Verdict:
         """What became of it."""
         if self.on_twin and self.reach != "scope":
@@ -66,7 +86,7 @@ class Compared:
             self.paper.value,
             self.ours,
             self.yardstick,
-            evidence=self.evidence,
+            agrees=agreement(self.grounds or Grounds(basis=BASIS[self.evidence])),
             reach=self.reach,
             elsewhere=self.elsewhere,
             bound=self.bound,
@@ -107,6 +127,7 @@ def claimed(
         ours=ours,
         yardstick=judged.yardstick,
         evidence=judged.evidence,
+        grounds=judged.grounds,
         reach=judged.reach,
         claim=judged.id,
         decides=True,
@@ -151,7 +172,8 @@ class ComparisonTable:
     def frame(self) -> "pd.DataFrame":
         """The table as data, one row a quantity.
 
-        Columns: quantity, unit, paper, ours, band, evidence, verdict, place, source, claim, decides, bound.
+        Columns: quantity, unit, paper, ours, band, evidence, verdict, condition, place, source, claim, decides,
+        bound.
         """
         import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
 
@@ -164,6 +186,7 @@ class ComparisonTable:
                 "band": [band_text(row.yardstick, row.paper) for row in self.rows],
                 "evidence": [row.evidence for row in self.rows],
                 "verdict": [row.verdict.value for row in self.rows],
+                "condition": [row.condition for row in self.rows],
                 "place": [row.paper.cited for row in self.rows],
                 "source": [row.paper.source for row in self.rows],
                 "claim": [row.claim for row in self.rows],
@@ -230,6 +253,11 @@ def judged_cells(
     ]
 
 
+def condition_html(condition: str) -> str:
+    """The condition of a verdict as a line of its own, or nothing."""
+    return f'<br><small class="place">condition: {escape(condition)}</small>' if condition else ""
+
+
 def band_text(yardstick: Yardstick, fact: Fact) -> str:
     """The numbers that agree with the paper's, as text, e.g. `332 to 747 %` or `> 1×`."""
     low, high = yardstick.limits(fact.value)
@@ -259,7 +287,7 @@ def number_text(value: float, unit: str) -> str:
 def _cells(row: Compared) -> list[TableCell]:
     place = f'<small class="place">{escape(row.paper.cited)}, {row.paper.source}</small>'
     return [
-        TableCell(column="quantity", html=escape(row.quantity)),
+        TableCell(column="quantity", html=escape(row.quantity) + condition_html(row.condition)),
         TableCell(column="paper", html=f"{shown(row.paper.value, row.paper.unit)}<br>{place}"),
         *judged_cells(row.ours, row.paper, row.yardstick, row.evidence, row.verdict.value, row.bound),
     ]

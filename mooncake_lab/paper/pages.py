@@ -8,21 +8,24 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
 from mooncake_lab.paper.facts import ScopeItem, assumptions, scope
-from mooncake_lab.paper.scorecard import NOT_EXECUTED, Scorecard, headlines, scorecard
+from mooncake_lab.paper.scorecard import NOT_EXECUTED, Scorecard, headlines, rule_rows, scorecard
 
 _RESULTS: Final = re.compile(r"(<!-- results: begin -->\n).*?(<!-- results: end -->)", re.DOTALL)
-_TABLE: Final = re.compile(r"(^% table: ([^\n]+)\n).*?(^% end of table$)", re.MULTILINE | re.DOTALL)
+_TABLE: Final = re.compile(
+    r"(^(?:% |<!-- )table: ([^\n]+?)(?: -->)?\n).*?(^(?:% |<!-- )end of table(?: -->)?$)", re.MULTILINE | re.DOTALL
+)
 
 EDITIONS: Final = ("FAST'25", "arXiv v3", "SARATHI", "Sarathi-Serve", "Companions")
-"""A mark names one of these for a table of its scope, or `assumptions`."""
+"""A mark names one of these for a table of its scope, or one of `TABLES`."""
 
-PAGES: Final = ("scope.md", "assumptions.md")
-"""The pages with such tables, in the book's folder."""
+PAGES: Final = ("scope.md", "assumptions.md", "intro.md", "../data/paper/README.md")
+"""The pages with such tables, seen from the book's folder."""
 
 
 def with_tables(page: str) -> str:
@@ -34,9 +37,9 @@ def with_tables(page: str) -> str:
 
     def made(match: re.Match[str]) -> str:
         begin, name, end = match.groups()
-        if name not in (*EDITIONS, "assumptions"):
-            raise ValueError(f"a page asks for table {name!r}; there are {', '.join(EDITIONS)}, assumptions")
-        return f"{begin}\n{_assumptions() if name == 'assumptions' else scope_table(name)}\n{end}"
+        if name not in (*EDITIONS, *TABLES):
+            raise ValueError(f"a page asks for table {name!r}; there are {', '.join((*EDITIONS, *TABLES))}")
+        return f"{begin}\n{TABLES[name]() if name in TABLES else scope_table(name)}\n{end}"
 
     text, count = _TABLE.subn(made, page)
     if count == 0:
@@ -63,6 +66,16 @@ def _assumptions() -> str:
     """All assumptions as a Markdown table with a class, by which `book.css` lays it out on a phone."""
     rows = [(f"{each.id} {each.topic}", each.missing, each.assumption, each.sensitivity) for each in assumptions()]
     return "{.assumptions}\n" + _table([("", "the papers leave open", "we assume", "how much it matters"), *rows])
+
+
+def _rules() -> str:
+    """How agreement is called, as a Markdown table."""
+    rows = rule_rows()
+    return _table([tuple(rows[0]), *(tuple(row.values()) for row in rows)])
+
+
+TABLES: Final = MappingProxyType({"assumptions": _assumptions, "kinds of agreement": _rules})
+"""The tables that are not the scope of an edition."""
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:

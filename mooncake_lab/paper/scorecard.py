@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from mooncake_lab.paper.claims import Bound, Claim, Verdict, claims
+from mooncake_lab.paper.claims import Bound, Claim, Verdict, claim, claims
 from mooncake_lab.paper.comparison import (
     VERDICT_CLASSES,
     TableCell,
     band_text,
+    condition_html,
     html_table,
     judged_cells,
     number_text,
     shown,
 )
+from mooncake_lab.paper.evidence import RULES, Rule
 from mooncake_lab.paper.facts import read_rows
 
 if TYPE_CHECKING:
@@ -104,6 +106,11 @@ class Scored:
     """The record whose row decides; empty where none does."""
     details: tuple[Detail, ...] = ()
 
+    @property
+    def condition(self) -> str:
+        """What decides a conditional verdict; empty for others."""
+        return self.claim.grounds.condition if self.verdict == Verdict.CONDITIONAL.value else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Scorecard:
@@ -114,8 +121,8 @@ class Scorecard:
     def frame(self) -> "pd.DataFrame":
         """One row a claim.
 
-        Columns: claim, chapter, edition, place, sentence, grade, band, evidence, stated, unit, paper, ours, bound,
-        verdict.
+        Columns: claim, chapter, edition, place, sentence, grade, band, evidence, basis, stated, unit, paper, ours,
+        bound, verdict, condition.
         """
         import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
 
@@ -129,12 +136,14 @@ class Scorecard:
                 "grade": [row.claim.yardstick.grade for row in self.rows],
                 "band": [band_text(row.claim.yardstick, row.claim.fact) for row in self.rows],
                 "evidence": [row.claim.evidence for row in self.rows],
+                "basis": [row.claim.grounds.basis.value for row in self.rows],
                 "stated": [row.claim.stated for row in self.rows],
                 "unit": [row.claim.fact.unit for row in self.rows],
                 "paper": [row.claim.fact.value for row in self.rows],
                 "ours": [math.nan if row.ours is None else row.ours for row in self.rows],
                 "bound": [row.bound for row in self.rows],
                 "verdict": [row.verdict for row in self.rows],
+                "condition": [row.condition for row in self.rows],
             }
         )
 
@@ -231,11 +240,26 @@ def _scored_cells(row: Scored) -> list[TableCell]:
     place = f"{escape(claim.fact.cited)}, {claim.fact.source}; {escape(claim.conditions)}"
     return [
         TableCell(column="claim", html=claim.id),
-        TableCell(column="statement", html=f'{escape(said)}<br><small class="place">{place}</small>'),
+        TableCell(
+            column="statement",
+            html=f'{escape(said)}<br><small class="place">{place}</small>{condition_html(row.condition)}',
+        ),
         TableCell(column="paper", html=shown(claim.fact.value, claim.fact.unit)),
         *judged_cells(row.ours, claim.fact, claim.yardstick, claim.evidence, row.verdict, row.bound),
         TableCell(column="chapter", html=f'<a href="{claim.chapter}.html">{chapter_number(claim.chapter)}</a>'),
     ]
+
+
+def rule_rows() -> list[dict[str, str]]:
+    """The kinds of agreement: what the verdict is called, the rule, and an example."""
+    return [
+        {"verdict": each.agreement, "our number agrees, and": each.rule, "example": _example(each)}
+        for each in RULES
+    ]
+
+
+def _example(rule: Rule) -> str:
+    return f"{rule.example}, {claim(rule.example).sentence}: {rule.why}."
 
 
 _SYMBOLS: Final = {"percent": " %", "ratio": "×"}

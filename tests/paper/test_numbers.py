@@ -39,7 +39,7 @@ def test_the_limits_are_the_last_numbers_that_agree(paper, ratio, share):
 
 
 def judged(paper, ours, yardstick):
-    return judge(paper, ours, yardstick, evidence="simulated").value
+    return judge(paper, ours, yardstick).value
 
 
 def test_a_row_from_a_twin_says_so():

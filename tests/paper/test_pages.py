@@ -103,11 +103,13 @@ def test_the_glossary_and_the_front_page_name_every_verdict():
 
 
 def test_all_claims_of_both_editions_are_there():
-    """The numbered claims of Mooncake have no gap: A01 to A27 of arXiv v3, F01 to F45 of FAST'25."""
+    """Mooncake's claims are numbered A01 to A27 and F01 to F45; only F20, which repeated others, is gone."""
     ids = {claim.id: claim.fact.edition for claim in claims()}
     expected = {f"A{number:02}": "arXiv v3" for number in range(1, 28)}
     expected |= {f"F{number:02}": "FAST'25" for number in range(1, 46)}
+    del expected["F20"]  # half of the maximum in most scenarios: F21 to F24 are these scenarios
     assert {name: ids.get(name) for name in expected} == expected
+    assert "F20" not in ids
 
 
 def test_companions_are_counted_and_named_alike():

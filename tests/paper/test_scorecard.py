@@ -168,9 +168,9 @@ def test_numbers_are_the_claims_and_the_records(tmp_path):
     row = row_of(made, "F07")
     assert row.paper == "28 / 40 / 62 %"
     assert row.ours == "29 / 39 / 66 %"
-    assert row.results == ("reproduced",)
+    assert row.results == ("conditional",)
     assert row.evidence == ("simulated",)
-    assert "28 / 40 / 62 % | 29 / 39 / 66 % | reproduced |" in made.markdown()
+    assert "28 / 40 / 62 % | 29 / 39 / 66 % | conditional |" in made.markdown()
     assert made.evidence() == "Our numbers in this table are simulated."
 
 
@@ -178,7 +178,7 @@ def test_another_record_gives_another_row(tmp_path):
     """A number that leaves its band changes verdict and text; mixed verdicts are counted."""
     row = row_of(headlines(card(tmp_path, F07=66.5, F08=39.3, F09=-5.0)), "F07")
     assert row.ours == "−5 / 39 / 66 %"
-    assert row.results == ("1 not reproduced", "2 reproduced")
+    assert row.results == ("1 not reproduced", "2 conditional")
 
 
 @pytest.mark.parametrize(("ours", "said", "why"), [(-14.0, "−14 %", False), (81.2, "+81 %", True)])
@@ -198,7 +198,7 @@ def test_a_bound_is_marked(tmp_path):
 
 def test_the_table_in_a_notebook_has_verdict_cells(tmp_path):
     """Its HTML has a labelled cell for each verdict, in the verdict's colour, and escapes what it shows."""
-    text = headlines(card(tmp_path, F07=66.5, F08=39.3, F09=28.6))._repr_html_()
+    text = headlines(card(tmp_path, F18=53.0, F47=1.7, F48=6.4))._repr_html_()
     assert text.count('<td class="verdict" data-label="verdict">') == 8
     assert '<span class="verdict-reproduced">reproduced</span>' in text
     assert "tool&amp;agent" in text

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_lab.paper import (
-    AGREEMENT,
+    Basis,
+    Grounds,
     Verdict,
     Yardstick,
     claim,
@@ -24,6 +25,7 @@ from mooncake_lab.paper import (
     unless_twin,
     within,
 )
+from mooncake_lab.paper.claims import agreement
 
 NUMBERS = st.floats(-1e9, 1e9).filter(lambda number: abs(number) > 1e-6)
 
@@ -31,8 +33,8 @@ NUMBERS = st.floats(-1e9, 1e9).filter(lambda number: abs(number) > 1e-6)
 @given(NUMBERS, st.floats(1.0, 10.0), st.floats(0.0, 1.0))
 def test_the_papers_own_number_is_always_reproduced(paper, ratio, share):
     """Whatever the yardstick, being equal to the paper is being reproduced."""
-    assert judge(paper, paper, factor(ratio), evidence="simulated") is Verdict.REPRODUCED
-    assert judge(paper, paper, within(share), evidence="measured") is Verdict.REPRODUCED
+    assert judge(paper, paper, factor(ratio)) is Verdict.REPRODUCED
+    assert judge(paper, paper, within(share)) is Verdict.REPRODUCED
 
 
 @pytest.mark.parametrize(
@@ -47,29 +49,29 @@ def test_the_papers_own_number_is_always_reproduced(paper, ratio, share):
 )
 def test_a_number_outside_the_band_may_still_have_the_direction(ours, verdict):
     """Against 10 within 5 % and the direction "above 1": the direction first, then the band."""
-    assert judge(10.0, ours, within(0.05, sense="above", threshold=1.0), evidence="simulated") is verdict
+    assert judge(10.0, ours, within(0.05, sense="above", threshold=1.0)) is verdict
 
 
 def test_a_factor_has_no_other_sign_and_zero_is_met_by_zero_alone():
     """No ratio leads from zero to another number, or from a number to one of the other sign."""
-    assert judge(0.0, 0.0, factor(2.0), evidence="simulated") is Verdict.REPRODUCED
+    assert judge(0.0, 0.0, factor(2.0)) is Verdict.REPRODUCED
     for paper, ours in ((0.0, 1e-9), (0.0, -1e-9), (2.0, -2.0), (-2.0, 2.0), (2.0, 0.0)):
-        assert judge(paper, ours, factor(2.0), evidence="simulated") is not Verdict.REPRODUCED
+        assert judge(paper, ours, factor(2.0)) is not Verdict.REPRODUCED
 
 
 def test_an_order_claim_asks_only_for_the_side():
     """An order claim is reproduced on the right side of its threshold, however far from the paper."""
-    assert judge(50, 99, order("above", 50), evidence="simulated") is Verdict.REPRODUCED
-    assert judge(50, 50, order("above", 50), evidence="simulated") is Verdict.NOT_REPRODUCED
-    assert judge(50, 50, order("at_least", 50), evidence="simulated") is Verdict.REPRODUCED
-    assert judge(50, 51, order("at_most", 50), evidence="simulated") is Verdict.NOT_REPRODUCED
+    assert judge(50, 99, order("above", 50)) is Verdict.REPRODUCED
+    assert judge(50, 50, order("above", 50)) is Verdict.NOT_REPRODUCED
+    assert judge(50, 50, order("at_least", 50)) is Verdict.REPRODUCED
+    assert judge(50, 51, order("at_most", 50)) is Verdict.NOT_REPRODUCED
 
 
 def test_what_cannot_be_measured_is_not_judged():
     """Production statistics are out of scope; a missing measurement needs hardware, a present one is judged."""
-    assert judge(2.0, 2.0, within(0.1), evidence="measured", reach="scope") is Verdict.OUT_OF_SCOPE
-    assert judge(2.0, None, within(0.1), evidence="measured", reach="hardware") is Verdict.NEEDS_HARDWARE
-    assert judge(2.0, 3.0, within(0.1), evidence="measured", reach="hardware") is Verdict.NOT_REPRODUCED
+    assert judge(2.0, 2.0, within(0.1), reach="scope") is Verdict.OUT_OF_SCOPE
+    assert judge(2.0, None, within(0.1), reach="hardware") is Verdict.NEEDS_HARDWARE
+    assert judge(2.0, 3.0, within(0.1), reach="hardware") is Verdict.NOT_REPRODUCED
 
 
 @pytest.mark.parametrize("identifier", ["F22", "A09"])
@@ -92,7 +94,7 @@ def test_out_of_scope_are_the_claims_that_say_so():
 def test_a_missing_number_is_an_error_where_it_can_be_measured(ours):
     """No number, or one that is not finite, is never turned into a verdict."""
     with pytest.raises(ValueError, match="number"):
-        judge(2.0, ours, within(0.1), evidence="measured")
+        judge(2.0, ours, within(0.1))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_the_papers_own_number_satisfies_its_claim():
             assert each.yardstick.grade == "order", each.id
         else:
             verdict = claimed(each, each.fact.value, requests=each.least_requests).verdict
-            assert verdict is AGREEMENT[each.evidence], each.id
+            assert verdict is agreement(each.grounds), each.id
 
 
 @given(NUMBERS, NUMBERS, st.floats(1.0, 10.0), NUMBERS)
@@ -143,7 +145,7 @@ def test_the_direction_is_tested_before_the_band(paper, ours, ratio, threshold):
     """A number on the wrong side is not reproduced, however near the paper's and however wide the band."""
     if ours <= threshold:
         yardstick = factor(ratio, sense="above", threshold=threshold)
-        assert judge(paper, ours, yardstick, evidence="simulated") is Verdict.NOT_REPRODUCED
+        assert judge(paper, ours, yardstick) is Verdict.NOT_REPRODUCED
 
 
 def test_a_band_that_reaches_no_effect_is_refused():
@@ -156,20 +158,22 @@ def test_a_band_that_reaches_no_effect_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("evidence", "verdict"),
+    ("basis", "condition", "verdict"),
     [
-        ("measured", Verdict.REPRODUCED),
-        ("simulated", Verdict.REPRODUCED),
-        ("calibrated", Verdict.CALIBRATED),
-        ("arithmetic", Verdict.ARITHMETIC),
+        (Basis.PREDICTED, "", Verdict.REPRODUCED),
+        (Basis.PREDICTED, "a router of our choice", Verdict.CONDITIONAL),
+        (Basis.BY_CONSTRUCTION, "", Verdict.BY_CONSTRUCTION),
+        (Basis.CALIBRATED, "", Verdict.CALIBRATED),
+        (Basis.ARITHMETIC, "", Verdict.ARITHMETIC),
     ],
 )
-def test_only_what_predicts_is_reproduced(evidence, verdict):
-    """Agreement with a number that was fitted or computed from printed ones has another name; a miss does not."""
+def test_only_what_predicts_without_a_condition_is_reproduced(basis, condition, verdict):
+    """Agreement of any other number has another name; a miss has the same name whatever it rests on."""
     yardstick = factor(1.5, sense="above", threshold=1.0)
-    assert judge(2.0, 2.1, yardstick, evidence=evidence) is verdict
-    assert judge(2.0, 5.0, yardstick, evidence=evidence) is Verdict.DIRECTION_ONLY
-    assert judge(2.0, 0.5, yardstick, evidence=evidence) is Verdict.NOT_REPRODUCED
+    agrees = agreement(Grounds(basis=basis, condition=condition))
+    assert judge(2.0, 2.1, yardstick, agrees=agrees) is verdict
+    assert judge(2.0, 5.0, yardstick, agrees=agrees) is Verdict.DIRECTION_ONLY
+    assert judge(2.0, 0.5, yardstick, agrees=agrees) is Verdict.NOT_REPRODUCED
 
 
 def test_a_paper_that_disagrees_with_itself_is_said_to():
@@ -186,7 +190,7 @@ def test_a_lower_bound_is_neither_reproduced_nor_missed():
     yardstick = factor(1.5, sense="above", threshold=0.0)
 
     def bounded(ours):
-        return judge(525.0, ours, yardstick, evidence="simulated", bound="at least")
+        return judge(525.0, ours, yardstick, bound="at least")
 
     assert bounded(100.0) is bounded(525.0) is bounded(787.5) is Verdict.AT_LEAST
     assert bounded(800.0) is Verdict.DIRECTION_ONLY
@@ -201,11 +205,11 @@ def test_a_lower_bound_is_below_nothing(yardstick):
     """A lower bound under a threshold does not show that the number is under it; one above refutes the claim."""
 
     def bounded(ours):
-        return judge(0.5, ours, yardstick, evidence="simulated", bound="at least")
+        return judge(0.5, ours, yardstick, bound="at least")
 
     assert bounded(0.5) is bounded(0.9) is bounded(0.1) is Verdict.AT_LEAST
     assert bounded(1.1) is Verdict.NOT_REPRODUCED
-    assert judge(0.5, 0.5, yardstick, evidence="simulated") is Verdict.REPRODUCED
+    assert judge(0.5, 0.5, yardstick) is Verdict.REPRODUCED
 
 
 def test_a_claim_is_decided_once():

@@ -11,10 +11,12 @@ from mooncake_lab.figures.colours import COLOURS, GROUND
 
 VERDICTS: Final = {
     "reproduced": (COLOURS["mooncake"], ""),
+    "conditional": (COLOURS["mooncake"], "///"),
     "direction only": (COLOURS["mooncake_variant"], ""),
     "not reproduced": (COLOURS["vllm"], ""),
     "the paper contradicts itself": (COLOURS["vllm_prefix"], ""),
     "at least": (COLOURS["mooncake_variant"], "///"),
+    "by construction": (COLOURS["fitted"], "---"),
     "calibrated": (COLOURS["fitted"], ""),
     "arithmetic": (COLOURS["fitted"], "|||"),
     "too short to judge": (COLOURS["straw_man_light"], "---"),

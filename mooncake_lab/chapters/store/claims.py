@@ -119,20 +119,10 @@ def _fast_fig_9(shares: Mapping[str, _Row]) -> Iterator[Compared]:
         printed = fact("fast_fig09_fraction_of_max_at_3m", series=series, x=NODE_TOKENS)
         words, ours = f"{series}: the same, simulated at 3M itself", share["simulated"]
         yield unless_twin(compared(words, printed, ours, within(0.05), evidence="simulated"), share["origin"])
-    yield _most_scenarios(shares.values())
     yield from _pooled([shares[workload] for workload in ("conversation", "synthetic")])
     tokens_per_node = TERA / model_shape("llama3-70b").kv_bytes_per_token  # a node with 1 TB of DRAM
     yield claimed("F27", tokens_per_node)
     yield claimed("F26", math.ceil(_POOLED_TOKENS / tokens_per_node))
-
-
-def _most_scenarios(shares: Iterable[_Row]) -> Compared:
-    """F20 on the curves whose traces are here: more than half of them lie at or below the judged number."""
-    of_all = list(shares)
-    found = [share for share in of_all if share["origin"] == "released"] or of_all
-    ordered = sorted(found, key=lambda share: share["as_drawn"])
-    row = claimed("F20", ordered[len(ordered) // 2]["as_drawn"])
-    return unless_twin(noted(row, f"{len(found)} of {len(of_all)} curves"), found[0]["origin"])
 
 
 def _pooled(shares: Iterable[_Row]) -> Iterator[Compared]:

@@ -33,7 +33,8 @@ from mooncake_lab.chapters.stages.model import (
     shortest_useful_prefix,
 )
 from mooncake_lab.core import GB
-from mooncake_lab.paper import AGREEMENT, Verdict, constant, fact
+from mooncake_lab.paper import Verdict, constant, fact
+from mooncake_lab.paper.claims import AGREEMENT, BASIS
 from mooncake_lab.perf import check_floor, hardware, model_shape, reuse_bandwidth_bytes_per_s
 from mooncake_lab.testbeds.nodes import calibrate_paper_node, normalised, paper_node_latency
 
@@ -188,7 +189,7 @@ def test_the_comparison_judges_every_claim_of_the_chapter(node):
     frame = beside_papers(node).frame().set_index("quantity")
     contradicted = frame.index.str.contains("TTFT saved")
     assert (frame.loc[contradicted, "verdict"] == Verdict.CONTRADICTS.value).all()
-    expected = frame["evidence"].map({name: verdict.value for name, verdict in AGREEMENT.items()})
+    expected = frame["evidence"].map({name: AGREEMENT[basis].value for name, basis in BASIS.items()})
     assert (frame["verdict"] == expected)[~contradicted].all()
     assert set(frame["evidence"]) == {"arithmetic", "calibrated", "simulated"}
 

@@ -294,13 +294,3 @@ def test_lru_leads_only_if_it_does_so_everywhere():
     rates |= {("length_aware", 3e4): 0.1, ("lru", None): 0.6, ("lfu", None): 0.7, ("length_aware", None): 0.6}
     found = {("conversation", *key): {"prefix_hit_rate": rate} for key, rate in rates.items()}
     assert beside._lead_of_lru(found, "conversation") == pytest.approx(-0.05)
-
-
-def test_most_scenarios_are_those_whose_traces_are_here():
-    """Two released curves of four judge the claim, and the row says so; four judge it as the paper does."""
-    shares = [{"as_drawn": share, "origin": "released"} for share in (41.0, 47.0, 48.0, 75.0)]
-    row = beside._most_scenarios(shares)
-    assert (row.ours, row.verdict.value) == (48.0, "reproduced")
-    twins = [*shares[:2], *({**share, "origin": "twin"} for share in shares[2:])]
-    assert beside._most_scenarios(twins).ours == 47.0
-    assert "2 of 4 curves" in beside._most_scenarios(twins).quantity

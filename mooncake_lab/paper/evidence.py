@@ -1,0 +1,120 @@
+"""What the verdict of a claim rests on: whether our number predicts, under which assumptions and condition.
+
+`data/paper/evidence.csv` has one row for each claim. `RULES` says what each kind of agreement is called; the
+scorecard, the front page of the book and the notes on the data show this one table.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from mooncake_lab.paper.facts import read_rows, told
+
+
+class Basis(StrEnum):
+    """What a number of ours that agrees with the paper's is worth."""
+
+    PREDICTED = "predicted"
+    BY_CONSTRUCTION = "by construction"
+    CALIBRATED = "calibrated"
+    ARITHMETIC = "arithmetic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grounds:
+    """What the verdict of one claim rests on.
+
+    Raises:
+        ValueError: when a claim that predicts nothing has a condition.
+    """
+
+    basis: Basis
+    assumptions: tuple[str, ...] = ()
+    """Ids of the assumptions that the figure of the claim uses."""
+    condition: str = ""
+    """What has to hold for a predicted number to agree; empty where no choice of ours decides the verdict."""
+
+    def __post_init__(self) -> None:
+        if self.condition and self.basis is not Basis.PREDICTED:
+            raise ValueError(
+                f"the basis is {self.basis.value!r} and the condition {self.condition!r};"
+                " only what is predicted has one"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One kind of agreement."""
+
+    agreement: str
+    """What the verdict is called."""
+    rule: str
+    example: str
+    """The id of a claim of this kind."""
+    why: str
+    """Why it is of this kind."""
+
+
+RULES: Final = (
+    Rule(
+        "reproduced",
+        "Our number is a prediction. We fitted nothing to it or to another number of its figure, or the verdict is"
+        " the same without the fit. The paper prints the setting, or our recorded alternatives to each assumption"
+        " do not change the verdict.",
+        "F78",
+        "the trace is released, the figure prints the split of nodes, and nothing was fitted to its times",
+    ),
+    Rule(
+        "conditional",
+        "Our number is a prediction, but a named condition decides the verdict. Either an alternative to an"
+        " assumption gives another verdict, or the claim only bounds a number from one side, and almost any system"
+        " keeps the bound.",
+        "F15",
+        "with another router for the local caches, the ratio is outside the band",
+    ),
+    Rule(
+        "by construction",
+        "Our code was written to have this property.",
+        "S19",
+        "the batching policy first puts all decodes into an iteration",
+    ),
+    Rule(
+        "calibrated",
+        "We fitted a model to this number or to another number of its figure, or chose a setting or a definition"
+        " by them, and the verdict depends on it.",
+        "A22",
+        "we replay the trace at the speed with which this number comes closest",
+    ),
+    Rule(
+        "arithmetic",
+        "The number follows from printed numbers.",
+        "F27",
+        "it is the printed memory of a node, divided by the size of the KVCache of a token",
+    ),
+)
+"""How agreement is called, the predictions first."""
+
+
+def grounds() -> dict[str, Grounds]:
+    """What each claim rests on, by its id, in the order of `data/paper/evidence.csv`.
+
+    Raises:
+        ValueError: when a claim has no row, two rows, or an assumption that does not exist, or a row is about no
+            claim; it names the row.
+    """
+    claims = {row["id"] for row in read_rows("claims.csv")}
+    assumptions = {row["id"] for row in read_rows("assumptions.csv")}
+    found: dict[str, Grounds] = {}
+    for row in read_rows("evidence.csv"):
+        name, where = row["id"], f"claim {row['id']!r} of evidence.csv"
+        if name not in claims:
+            raise ValueError(f"{where} is not in claims.csv")
+        if name in found:
+            raise ValueError(f"{where} has two rows; each claim has one")
+        named = tuple(filter(None, row["assumptions"].split(";")))
+        if unknown := [each for each in named if each not in assumptions]:
+            raise ValueError(f"{where} rests on {unknown[0]!r}, which is not in assumptions.csv")
+        found[name] = told(row | {"assumptions": named}, Grounds, where)
+    if missing := sorted(claims - set(found)):
+        raise ValueError(f"evidence.csv has no row for claim {missing[0]!r}; each claim has one")
+    return found

@@ -1,0 +1,78 @@
+"""What each claim rests on: one row for each, and nothing that does not exist."""
+
+import importlib
+
+import pytest
+
+from mooncake_lab.paper import RULES, Basis, Grounds, Verdict, assumptions, claim, claimed, claims, grounds
+from mooncake_lab.paper.claims import agreement
+from mooncake_lab.paper.facts import read_rows
+
+
+def rows_of(monkeypatch, changed):
+    """Let evidence.csv have other rows."""
+    module = importlib.import_module("mooncake_lab.paper.evidence")
+    monkeypatch.setattr(module, "read_rows", lambda name: changed if name == "evidence.csv" else read_rows(name))
+
+
+def test_every_claim_has_grounds_of_assumptions_that_exist():
+    """The rows are those of the claims, and name assumptions of the list, none twice."""
+    known = {each.id for each in assumptions()}
+    assert set(grounds()) == {each.id for each in claims()}
+    for name, each in grounds().items():
+        assert set(each.assumptions) <= known, name
+        assert len(set(each.assumptions)) == len(each.assumptions), name
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"id": "Z99"}, "claim 'Z99' of evidence.csv is not in claims.csv"),
+        ({"assumptions": "B06;B99"}, "claim 'F01' of evidence.csv rests on 'B99'"),
+        ({"basis": "guessed"}, "claim 'F01' of evidence.csv: Invalid enum value 'guessed'"),
+        ({"basis": "calibrated", "condition": "B06"}, "claim 'F01' .*only what is predicted has one"),
+    ],
+)
+def test_a_bad_row_is_named(monkeypatch, row, complaint):
+    """An unknown claim, assumption or basis, and a condition of what predicts nothing, are said with the claim."""
+    first, *others = read_rows("evidence.csv")
+    assert first["id"] == "F01"
+    rows_of(monkeypatch, [first | row, *others])
+    with pytest.raises(ValueError, match=complaint):
+        claims()
+
+
+def test_a_missing_and_a_repeated_row_are_refused(monkeypatch):
+    """Each claim has exactly one row."""
+    first, *others = read_rows("evidence.csv")
+    rows_of(monkeypatch, others)
+    with pytest.raises(ValueError, match=r"evidence\.csv has no row for claim 'F01'"):
+        claims()
+    rows_of(monkeypatch, [first, first, *others])
+    with pytest.raises(ValueError, match=r"claim 'F01' of evidence\.csv has two rows"):
+        claims()
+
+
+def test_each_rule_has_an_example_of_its_kind():
+    """The table has every name of agreement once, predictions first, and each example is called by that name."""
+    names = [each.agreement for each in RULES]
+    assert names == ["reproduced", "conditional", "by construction", "calibrated", "arithmetic"]
+    assert set(names) == {Verdict.CONDITIONAL.value} | {agreement(Grounds(basis=each)).value for each in Basis}
+    for each in RULES:
+        assert agreement(claim(each.example).grounds).value == each.agreement, each.example
+
+
+def test_what_was_fitted_or_computed_cannot_be_called_a_prediction():
+    """A number that was made by fitting or arithmetic has that basis, whatever evidence.csv says."""
+    assert claim("F41").evidence == "calibrated"
+    for each in claims():
+        if each.evidence in {"calibrated", "arithmetic"}:
+            assert each.grounds.basis.value == each.evidence, each.id
+
+
+def test_a_conditional_verdict_says_its_condition():
+    """The row of a chapter's table names the condition where it decides the verdict, and only there."""
+    agrees, misses = (claimed("F15", ours, requests=10**6) for ours in (2.36, 1.06))
+    assert (agrees.verdict, misses.verdict) == (Verdict.CONDITIONAL, Verdict.DIRECTION_ONLY)
+    assert agrees.condition == claim("F15").grounds.condition != ""
+    assert misses.condition == ""
