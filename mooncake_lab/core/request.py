@@ -23,7 +23,10 @@ class Request:
     """Seconds since the run began."""
     input_tokens: int
     block_keys: tuple[BlockKey, ...]
-    """One key per block of the prompt, the last block possibly partial (Mooncake: `hash_ids`)."""
+    """One key per block of the prompt, the last block possibly partial (Mooncake: `hash_ids`).
+
+    A key stands for the tokens of its block and all before them: a partial block that gets more tokens gets
+    another key."""
     block_size_tokens: int = 512
     session: str | None = None
     """The conversation it belongs to, where the trace says so."""

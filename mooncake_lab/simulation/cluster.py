@@ -22,7 +22,7 @@ from mooncake_lab.cluster import (
     events,
 )
 from mooncake_lab.conductor import ClusterView, Decided, Estimator, LatencyEstimator
-from mooncake_lab.core import CacheChanged, Record, Request, RunEnded, TracedRequest, blocks_for
+from mooncake_lab.core import CacheChanged, Record, Request, RunEnded, TracedRequest
 from mooncake_lab.perf import CppGroup, LatencyModel
 from mooncake_lab.simulation.clock import EventLoop
 from mooncake_lab.simulation.coupled import CoupledInstance
@@ -280,14 +280,18 @@ class Cluster:
     def _extend(self, request: Request, tokens: int) -> Request | None:
         """A request whose prompt has grown by tokens of its own answer; None where the answer is complete.
 
-        No other request shares the new blocks.
+        No other request shares the new blocks. A block that was partial is another one with these tokens in it, as
+        the live cluster's keys, which hash the tokens of a block, say: a node that has it as it was lacks them.
         """
         traced, grown = self._requests[request.id], request.input_tokens + tokens
         if grown - traced.request.input_tokens >= traced.output_tokens:
             return None
-        blocks = blocks_for(grown, request.block_size_tokens)
-        own = tuple(f"{request.id}/{k}".encode() for k in range(len(request.block_keys), blocks))
-        return replace(request, input_tokens=grown, block_keys=(*request.block_keys, *own))
+        size = request.block_size_tokens
+        kept, whole = request.block_keys[: request.input_tokens // size], grown // size
+        own = [f"{request.id}/{k}".encode() for k in range(len(kept), whole)]
+        if whole * size < grown:
+            own.append(f"{request.id}/{whole}/{grown}".encode())
+        return replace(request, input_tokens=grown, block_keys=(*kept, *own))
 
     # what happens to instances
 

@@ -69,6 +69,25 @@ def test_no_request_is_lost_and_no_token_shown_twice(rows, deaths, policy, memor
         store.check()
 
 
+@pytest.mark.parametrize("prompt", [10, 511, 512, 513, 1500])
+@pytest.mark.parametrize("first_shown_by", ["decode", "prefill"])
+def test_a_prompt_placed_again_reuses_only_tokens_that_its_prefill_worker_has_computed(prompt, first_shown_by):
+    """A block that was partial is matched by the tokens in it, however often its request is placed again."""
+    deaths = [("decode-0", 8.0), ("decode-1", 16.0), ("decode-2", 30.0)]
+    spec = ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=4, first_shown_by=first_shown_by)
+    cluster = Cluster(spec, MODEL, SimulationOptions(failures=tuple(Failure(*death) for death in deaths)))
+    log = cluster.run(requests_of([(0.0, prompt, 2000, 0)]))
+    prefilled = [record for record in log if isinstance(record, Prefilled)]
+    assert len(prefilled) == 4
+    lengths = [record.computed_tokens + record.reused_tokens for record in prefilled]
+    assert lengths == sorted(lengths)
+    for before, record in pairwise(prefilled):
+        whole_blocks = (before.computed_tokens + before.reused_tokens) // 512 * 512
+        assert record.reused_tokens == whole_blocks
+    placed = [record.reused_tokens for record in log if isinstance(record, Placed)]
+    assert placed == [record.reused_tokens for record in prefilled]
+
+
 def test_an_answer_that_was_shown_whole_is_not_made_again():
     """Its only token was shown by prefill; its decode instance fails while it waits for its place in the batch."""
     rows = [(0.0, 512, 2000, 0), (0.0, 512, 2000, 1), (0.0, 512, 1, 2), (0.0, 512, 1, 3)]
