@@ -77,8 +77,8 @@ def simulate(
         float | None,
         at_least(
             1e-9,
-            "Decode time per request that --admission predictive assumes (s); by default the mean answer"
-            " length of the trace times a decode step of a full node.",
+            "Decode time per request that --admission predictive assumes (s); by default a decode step of a full"
+            " node times the length-biased mean answer of the trace (sum of squares over sum).",
         ),
     ] = None,
     max_tokens: Annotated[
@@ -297,12 +297,12 @@ def _run(
 
 
 def _trace_decode_s(trace: Trace, latency: LatencyModel, slo: SLO, capacity_tokens: int) -> float:
-    """How long the mean request of a trace decodes on a full node."""
+    """How long the requests of a trace decode on a full node, as assumption B22 has it."""
     return full_decode_s(
         LatencyEstimator(latency),
         slo,
-        input_tokens=float(trace.input_tokens.mean()),
-        output_tokens=float(trace.output_tokens.mean()),
+        input_tokens=trace.input_tokens.tolist(),
+        output_tokens=trace.output_tokens.tolist(),
         capacity_tokens=capacity_tokens,
     )
 

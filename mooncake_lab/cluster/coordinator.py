@@ -269,6 +269,7 @@ class Coordinator:
             self._attempts.reject(state, refusal.stage, refusal.reason, self._now_s)
             return
         state.phase = "loading"
+        state.decode.join(state.request.id, event.at_s)
         shows_computed = state.resumes or not state.shown_tokens
         self._commands.append(
             events.StartDecode(event.attempt, state.decode.name, state.shown_tokens, shows_computed)

@@ -59,9 +59,9 @@ class WorkerState:
     context_tokens: int = 0
     """KVCache tokens of all of them."""
     coming: dict[int, ServedView] = field(default_factory=dict[int, ServedView])
-    """Requests on their way there to decode."""
+    """Requests on their way there to decode, up to the second check."""
     present: dict[int, ServedView] = field(default_factory=dict[int, ServedView])
-    """Requests whose KVCache is there."""
+    """Requests that passed the second check; the KVCache of some is still being loaded into GPU memory."""
     started: set[int] = field(default_factory=set[int])
     """Requests in its batch, or taken out of it for want of memory."""
     stepped_until_s: float = field(init=False)
@@ -214,8 +214,9 @@ class WorkerState:
         self.latest_view = None
 
     def join(self, request_id: int, at_s: float) -> None:
-        """A request that was on its way is there."""
-        self.present[request_id] = ServedView(request_id, self.coming.pop(request_id).input_tokens, at_s)
+        """A request passed the second check, or its KVCache is in GPU memory: it counts as decoding from now."""
+        served = self.coming.pop(request_id, None) or self.present[request_id]
+        self.present[request_id] = ServedView(request_id, served.input_tokens, at_s)
         self.latest_view = None
 
     def start(self, request_id: int) -> None:

@@ -12,6 +12,7 @@ from mooncake_lab.conductor.admission import (
     RejectByLoad,
     WithinSLO,
     full_decode_s,
+    length_biased_mean,
     named_admission,
 )
 from mooncake_lab.conductor.decide import (
@@ -80,6 +81,7 @@ __all__ = [
     "check_needs",
     "decide",
     "full_decode_s",
+    "length_biased_mean",
     "named_admission",
     "named_placement",
     "needs_of",

@@ -1,10 +1,12 @@
 """Whether a request is served at all, given where it would go (Algorithm 1, the last test; arXiv §3, §7).
 
 Load as arXiv §7.1 defines it is a predicted latency divided by its limit. The time of a decode step is linear in
-requests and context, so the mean load over decode instances is that of the mean instance (assumption B24).
+requests and context, so the mean load over decode instances is that of the mean instance (assumption B24). Every
+check counts the arriving request whole.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -55,15 +57,22 @@ class WithinSLO(AdmitAll):
         return proposed
 
 
+def load_with(request: Request, requests: float, tokens: float, *, estimate: Estimator, slo: SLO) -> float:
+    """The load of a decode instance of so many requests and KVCache tokens if this request joined it."""
+    return estimate.decode_step_s(requests + 1, tokens + request.input_tokens) / slo.tbt_s
+
+
 @dataclass(frozen=True, slots=True)
 class RejectByLoad:
-    """What the policies of arXiv §7 have in common: each request of a full pool is refused.
+    """What the policies of arXiv §7 have in common: each request that would fill a pool is refused.
 
     On arrival, a subclass may also look at the load of the decode pool: `decode_load`.
     """
 
     threshold: float = 1.0
     """Load at which a pool is full (assumption B21)."""
+    arrival_threshold: float | None = field(default=None, kw_only=True)
+    """Load at which a request is refused on arrival; None is `threshold`, which the second check uses."""
 
     def admit(
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
@@ -81,7 +90,7 @@ class RejectByLoad:
     def threshold_in(self, view: ClusterView) -> float:
         """Load at which a request is refused on arrival."""
         del view
-        return self.threshold
+        return self.threshold if self.arrival_threshold is None else self.arrival_threshold
 
     def decode_load(
         self, request: Request, proposed: Placement, view: ClusterView, estimate: Estimator, slo: SLO
@@ -94,8 +103,7 @@ class RejectByLoad:
         self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
     ) -> Rejection | None:
         """A rejection if this request would fill the decode instance (arXiv §3, step 4)."""
-        tokens = decode.present_tokens + request.input_tokens
-        load = estimate.decode_step_s(decode.present_requests + 1, tokens) / slo.tbt_s
+        load = load_with(request, decode.present_requests, decode.present_tokens, estimate=estimate, slo=slo)
         if load < self.threshold:
             return None
         reason = f"load of {decode.name} {load:.3g} reaches {self.threshold:.3g}"
@@ -114,11 +122,12 @@ class AfterPrefill(RejectByLoad):
 
 @dataclass(frozen=True, slots=True)
 class EarlyRejection(RejectByLoad):
-    """Refuse on arrival when the prefill or the decode pool is full at present (arXiv §7.2).
+    """Refuse on arrival a request that would fill the prefill or the decode pool at present (arXiv §7.2).
 
-    The present load is outdated by the time the request decodes. Requests that are still in prefill do not count
-    in the load of the decode pool, so the policy admits too many requests for one prefill time and too few for the
-    next. The load oscillates (arXiv §7.3).
+    It asks the mean decode instance what the second check asks the chosen one: with one decode instance and no
+    prefill time, both refuse the same requests. But the present load is outdated by the time the request decodes.
+    Requests that are still in prefill do not count in the load of the decode pool, so the policy admits too many
+    requests for one prefill time and too few for the next. The load oscillates (arXiv §7.3).
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({"decode_requests"})
@@ -129,13 +138,14 @@ class EarlyRejection(RejectByLoad):
     def decode_load(
         self, request: Request, proposed: Placement, view: ClusterView, estimate: Estimator, slo: SLO
     ) -> tuple[float, str]:
-        """The mean load over the decode instances if this request decoded now."""
+        """The load of the mean decode instance if this request decoded there now."""
         del proposed
-        requests, tokens, instances = 1, request.input_tokens, len(view.decode)
+        requests, tokens, instances = 0, 0, len(view.decode)
         for each in view.decode:
             requests += each.requests if self.with_coming else each.present_requests
             tokens += each.context_tokens if self.with_coming else each.present_tokens
-        return estimate.decode_step_s(requests / instances, tokens / instances) / slo.tbt_s, "decode"
+        load = load_with(request, requests / instances, tokens / instances, estimate=estimate, slo=slo)
+        return load, "decode"
 
 
 StillDecodes: TypeAlias = Callable[[ServedView, float], float]
@@ -152,7 +162,7 @@ def mean_step_s(view: ClusterView, estimate: Estimator) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PredictedLoad(RejectByLoad):
-    """Refuse on arrival when the decode pool will be full at the moment this request's prefill ends (arXiv §7.4).
+    """Refuse on arrival a request that would fill the decode pool when its prefill ends (arXiv §7.4).
 
     A subclass states the chance that another request still decodes then. Tokens that will be generated by then are
     left out, because answers are short compared with prompts.
@@ -170,17 +180,18 @@ class PredictedLoad(RejectByLoad):
     def decode_load(
         self, request: Request, proposed: Placement, view: ClusterView, estimate: Estimator, slo: SLO
     ) -> tuple[float, str]:
-        """The mean load over the decode instances then; requests on their way are spread uniformly over them."""
+        """The load of the mean decode instance with this request then; others on their way are spread evenly."""
         chance = self.still_decodes(view, estimate)
         then_s = max(view.taken_at_s, request.arrival_s) + proposed.expected_ttft_s
-        requests, tokens, instances = 1.0, float(request.input_tokens), len(view.decode)
+        requests, tokens, instances = 0.0, 0.0, len(view.decode)
         for instance in view.decode:
             for served in (*instance.decoding, *instance.coming):
                 if served.starts_s <= then_s:
                     share = chance(served, then_s)
                     requests += share
                     tokens += share * served.input_tokens
-        return estimate.decode_step_s(requests / instances, tokens / instances) / slo.tbt_s, self.load_name
+        load = load_with(request, requests / instances, tokens / instances, estimate=estimate, slo=slo)
+        return load, self.load_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +201,8 @@ class PredictiveRejection(PredictedLoad):
     The decode time depends on trace, model and hardware; `full_decode_s` estimates it.
     """
 
-    decode_s: float = 8.5
-    """t_d: the decode time of every request (assumption B22)."""
+    decode_s: float = 51.4
+    """t_d: the decode time of every request (assumption B22), by default that of the tool&agent trace at 0.1 s."""
 
     def still_decodes(self, view: ClusterView, estimate: Estimator) -> StillDecodes:
         """1 until t_d is over, then 0."""
@@ -199,24 +210,39 @@ class PredictiveRejection(PredictedLoad):
         return lambda served, then_s: 1.0 if then_s - served.starts_s < self.decode_s else 0.0
 
 
+def length_biased_mean(values: Iterable[float], output_tokens: Sequence[float]) -> float:
+    """The mean of a value over the requests that decode at a moment: each weighs as much as its answer is long.
+
+    A request is present for as long as its answer takes, so long answers are more frequent among the requests that
+    are present than among those that arrive. The length-biased mean answer is sum(o * o) / sum(o).
+    """
+    return sum(map(operator.mul, values, output_tokens)) / sum(output_tokens)
+
+
 def full_decode_s(
-    estimate: Estimator, slo: SLO, *, input_tokens: float, output_tokens: float, capacity_tokens: float
+    estimate: Estimator,
+    slo: SLO,
+    *,
+    input_tokens: Sequence[float],
+    output_tokens: Sequence[float],
+    capacity_tokens: float,
 ) -> float:
-    """t_d of a full decode instance: mean answer times the step at its limit, or with its memory full (B22).
+    """t_d of a full decode instance: the length-biased mean answer times its step (assumption B22).
 
     The prediction matters when the pool is full, and the steps of a full instance take as long as the limit on TBT
-    allows. If the memory is full before, the step is that of the largest batch of mean requests that fits, each in
-    the middle of its answer.
+    allows. If the memory is full before, the step is that of the largest batch that fits. Its requests have the
+    mean lengths of those that decode at a moment, and are in the middle of their answers.
 
     Args:
         estimate: the Conductor's latency estimates.
         slo: the limits.
-        input_tokens: mean prompt.
-        output_tokens: mean answer.
+        input_tokens: the prompt of each request.
+        output_tokens: the answer of each request.
         capacity_tokens: KVCache tokens that fit into the instance.
     """
-    requests = max(1.0, capacity_tokens / (input_tokens + output_tokens / 2))
-    return output_tokens * min(slo.tbt_s, estimate.decode_step_s(requests, capacity_tokens))
+    prompt, answer = (length_biased_mean(each, output_tokens) for each in (input_tokens, output_tokens))
+    requests = max(1.0, capacity_tokens / (prompt + answer / 2))
+    return answer * min(slo.tbt_s, estimate.decode_step_s(requests, capacity_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,24 +270,25 @@ class LengthPredicting(PredictedLoad):
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveThreshold(EarlyRejection):
-    """Early rejection whose threshold falls with the share of recent prefills that the double check refused.
+    """Early rejection whose threshold on arrival falls with the share of recent prefills that were refused.
 
-    Not in the papers. The view contains the share, so the policy has no state of its own. The threshold of the
-    double check stays.
+    Not in the papers. The view contains the share that the second check refused, so the policy has no state of its
+    own. The threshold of the second check stays.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({"decode_requests", "double_check"})
 
     gain: float = 1.0
-    """Load by which the threshold falls when all recent prefills were refused."""
+    """Load by which the arrival threshold falls when all recent prefills were refused."""
     least: float = 0.5
-    """The lowest threshold."""
+    """How low it falls at most."""
 
     def threshold_in(self, view: ClusterView) -> float:
         """Load at which a request is refused on arrival."""
         recent = view.recent
         refused = recent.refused / recent.received if recent.received else 0.0
-        return max(self.least, self.threshold - self.gain * refused)
+        highest = RejectByLoad.threshold_in(self, view)
+        return max(min(self.least, highest), highest - self.gain * refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +303,7 @@ class PriorityClasses:
 
     inner: RejectByLoad = field(default_factory=EarlyRejection)
     thresholds: Sequence[float] = (0.8, 1.0)
-    """The thresholds of priorities 0, 1, and so on; higher priorities have the last one."""
+    """The thresholds of priorities 0, 1, and so on, for both checks; higher priorities have the last one."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -291,14 +318,17 @@ class PriorityClasses:
         self, request: Request, proposed: Placement, view: ClusterView, *, estimate: Estimator, slo: SLO
     ) -> Decision:
         """The decision of the inner policy at the threshold of the request's class."""
-        threshold = self.thresholds[min(request.priority, len(self.thresholds) - 1)]
-        return replace(self.inner, threshold=threshold).admit(request, proposed, view, estimate=estimate, slo=slo)
+        return self._of_class(request).admit(request, proposed, view, estimate=estimate, slo=slo)
 
     def double_check(
         self, request: Request, decode: DecodeView, *, estimate: Estimator, slo: SLO
     ) -> Rejection | None:
-        """The double check of the inner policy at its own threshold, which is the same for every class."""
-        return self.inner.double_check(request, decode, estimate=estimate, slo=slo)
+        """The second check of the inner policy at the threshold of the request's class."""
+        return self._of_class(request).double_check(request, decode, estimate=estimate, slo=slo)
+
+    def _of_class(self, request: Request) -> RejectByLoad:
+        threshold = self.thresholds[min(request.priority, len(self.thresholds) - 1)]
+        return replace(self.inner, threshold=threshold, arrival_threshold=None)
 
 
 ADMISSION_POLICIES: Final[Mapping[str, Callable[[], AdmissionPolicy]]] = MappingProxyType(

@@ -46,7 +46,8 @@ class ServedView(_View, frozen=True, gc=False):
     request_id: int
     input_tokens: int
     starts_s: float
-    """When it began to decode; for a request on its way, when the Conductor expected it to at its placement."""
+    """When it began to decode; while it is loaded into GPU memory, when its KVCache had arrived; for a request on
+    its way, when the Conductor expected it to decode, at its placement."""
 
 
 class DecodeView(_View, frozen=True, gc=False):
@@ -60,9 +61,9 @@ class DecodeView(_View, frozen=True, gc=False):
     capacity_tokens: int
     """KVCache tokens that fit into its GPU memory."""
     decoding: tuple[ServedView, ...] = ()
-    """Requests that are present."""
+    """Requests that are present: they passed the second check, and decode or are being loaded into GPU memory."""
     coming: tuple[ServedView, ...] = ()
-    """Requests that are on their way."""
+    """Requests that are on their way, up to the second check."""
 
     @property
     def present_requests(self) -> int:

@@ -183,12 +183,12 @@ def command(trace: str, file: str, chosen: Settings, block_size_tokens: int) -> 
 
 
 def _spec(chosen: Settings, node: Node, requests: Sequence[TracedRequest]) -> ClusterSpec:
-    slo, count = SLO(chosen.ttft_slo_s, chosen.tbt_slo_s), len(requests)
+    slo = SLO(chosen.ttft_slo_s, chosen.tbt_slo_s)
     decode_s = full_decode_s(
         LatencyEstimator(node.latency),
         slo,
-        input_tokens=sum(each.request.input_tokens for each in requests) / count,
-        output_tokens=sum(each.output_tokens for each in requests) / count,
+        input_tokens=[each.request.input_tokens for each in requests],
+        output_tokens=[each.output_tokens for each in requests],
         capacity_tokens=node.device_tokens,
     )
     common: dict[str, Any] = {

@@ -153,6 +153,34 @@ def test_a_refusal_after_prefill():
     assert run.coordinator.workers["decode-0"].decode_view().requests == 2
 
 
+def test_what_is_being_loaded_is_present():
+    """From the second check on a request counts as decoding, and once it is loaded, from that moment on."""
+    run = make_runtime(PAIR, admission=RefusesSome())
+    for i in range(3):
+        arrive(run, i)
+        prefill(run, c.Attempt(i, 1))
+
+    def seen():
+        decode = run.coordinator.workers["decode-0"].decode_view()
+        starts_s = {served.request_id: served.starts_s for served in decode.decoding}
+        return starts_s, decode.present_requests, decode.present_tokens
+
+    assert seen() == ({}, 0, 0)
+    run.now = 4.0
+    run.tell(e.KVArrived, attempt=A, start_s=3.0, bytes=9)
+    assert seen() == ({0: 4.0}, 1, 2000)
+    run.tell(e.KVArrived, attempt=c.Attempt(2, 1), start_s=3.0, bytes=9)  # which is refused
+    assert seen() == ({0: 4.0}, 1, 2000)
+    run.now = 5.0
+    run.tell(e.KVArrived, attempt=c.Attempt(1, 1), start_s=3.0, bytes=9)
+    run.tell(e.KVLoaded, attempt=A)
+    assert seen() == ({0: 5.0, 1: 5.0}, 2, 4000)
+    run.now = 6.0
+    run.tell(e.Cancelled, request_id=1)
+    run.tell(e.DecodeStarted, attempt=A)
+    assert seen() == ({0: 5.0}, 1, 2000)
+
+
 def test_a_limit_of_requests_in_flight():
     """One more than allowed is rejected before the Conductor is asked."""
     run = make_runtime(PAIR, max_inflight_requests=2)

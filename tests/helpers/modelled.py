@@ -230,8 +230,9 @@ class Runtime:
                 contexts = {i: max(job.command.request.input_tokens, job.cached) for i, job in here.items()}
             seen = worker.decode_view()
             assert (seen.name, seen.requests, seen.context_tokens) == (name, len(here), sum(contexts.values()))
-            assert {one.request_id for one in seen.coming} == {i for i, job in here.items() if not job.loaded}
-            assert {one.request_id for one in seen.decoding} == {i for i, job in here.items() if job.loaded}
+            present = {i for i, job in here.items() if job.arrived or job.loaded}
+            assert {one.request_id for one in seen.coming} == here.keys() - present
+            assert {one.request_id for one in seen.decoding} == present
             assert worker.started == {i for i, job in here.items() if job.decoding}
             assert role != "decode" or not prompts
         self.check_views()

@@ -102,6 +102,7 @@ class Decode:
     members: list = field(default_factory=list)
     waiting: list = field(default_factory=list)
     coming: dict = field(default_factory=dict)
+    loading: dict = field(default_factory=dict)
     present: dict = field(default_factory=dict)
     batch_tokens: int = 0  # as of the last change of the batch
     busy: bool = False
@@ -217,14 +218,15 @@ class Reference:
         return ClusterView(self.now, prefill, decode, self.lengths, self.recent())
 
     def decode_view(self, node):
-        outside = sum(m.cached for m in node.waiting) + sum(seen.input_tokens for seen in node.coming.values())
-        requests = len(node.members) + len(node.waiting) + len(node.coming)
+        not_there = (*node.coming.values(), *node.loading.values())
+        outside = sum(m.cached for m in node.waiting) + sum(seen.input_tokens for seen in not_there)
+        requests = len(node.members) + len(node.waiting) + len(not_there)
         return DecodeView(
             node.name,
             requests,
             node.batch_tokens + outside,
             self.decode_pool.device_tokens,
-            tuple(node.present.values()),
+            (*node.present.values(), *node.loading.values()),
             tuple(node.coming.values()),
         )
 
@@ -359,10 +361,11 @@ class Reference:
         rejection = self.spec.admission.double_check(
             request, self.decode_view(node), estimate=self.estimate, slo=self.spec.slo
         )
+        del node.coming[request.id]
         if rejection:
-            del node.coming[request.id]
             self.refuse(request, rejection.stage)
         else:
+            node.loading[request.id] = ServedView(request.id, request.input_tokens, self.now)
             node.link_free_s = max(self.now, node.link_free_s) + self.model.dram_load_s(request.input_tokens)
             self.at(node.link_free_s, self.join, node, job.traced)
 
@@ -370,7 +373,7 @@ class Reference:
 
     def join(self, node, traced):
         request = traced.request
-        del node.coming[request.id]
+        del node.loading[request.id]
         node.present[request.id] = ServedView(request.id, request.input_tokens, self.now)
         node.waiting.append(Member(traced, request.input_tokens, len(self.tokens[request.id])))
         if not node.busy:

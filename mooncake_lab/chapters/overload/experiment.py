@@ -92,7 +92,7 @@ class Overload:
     threshold: float = 1.0
     """Load at which a pool is full (assumption B21)."""
     decode_s: float | None = None
-    """t_d of the predictive policy; None takes the mean answer times the TBT limit (assumption B22)."""
+    """t_d of the predictive policy; None takes the length-biased mean answer times the TBT limit (B22)."""
     placement: Literal["kvcache_centric", "random"] = "kvcache_centric"
     """Random where only admission shall see the load, not placement."""
     view_age_s: float = 0.0
@@ -150,7 +150,8 @@ class Overload:
         """The policy; only the oracle is told the future, and no command line can build it."""
         decode_s = self.decode_s
         if decode_s is None:
-            decode_s = self.tbt_limit_s * sum(t.output_tokens for t in requests) / len(requests)
+            answers = [traced.output_tokens for traced in requests]
+            decode_s = self.tbt_limit_s * conductor.length_biased_mean(answers, answers)
         lengths = {traced.request.id: traced.output_tokens for traced in requests}
         policies: dict[str, conductor.AdmissionPolicy] = {
             "after_prefill": conductor.AfterPrefill(self.threshold),
