@@ -10,6 +10,8 @@ from functools import partial
 from math import inf
 from typing import Any
 
+import simpy
+
 from mooncake_lab.cluster import (
     ClusterSpec,
     Coordinator,
@@ -44,6 +46,7 @@ class Cluster:
         options: what only a simulation has, such as failures at set times.
         estimate: what the Conductor believes; the truth unless an experiment says otherwise.
         log: where records go instead of into a list, so that a run of any length needs no memory for them.
+        env: a simpy environment of the caller's, whose processes share the cluster's time; see `start`.
 
     Raises:
         ValueError: when nodes have SSDs that the model does not know, or an unknown instance is to fail.
@@ -61,6 +64,7 @@ class Cluster:
         *,
         estimate: Estimator | None = None,
         log: Callable[[Record], None] | None = None,
+        env: simpy.Environment | None = None,
     ) -> None:
         options = options or SimulationOptions()
         self.spec = spec
@@ -68,7 +72,7 @@ class Cluster:
         self.decisions: list[Decided] = []
         """What the Conductor decided, and on what view; only with `SimulationOptions.keep_decisions`."""
         self._model = model
-        self._loop = EventLoop()
+        self._loop = EventLoop(env)
         group, first = None, spec.pools[0]
         if isinstance(first, PrefillPool) and first.prefill_group > 1:
             group = CppGroup.of(model, nodes=first.prefill_group, chunk_tokens=first.chunk_tokens)
@@ -82,6 +86,7 @@ class Cluster:
             observe=self.decisions.append if options.keep_decisions else None,
         )
         self._on = self.coordinator.on
+        self._until_s: float | None = None
         self._requests: dict[int, TracedRequest] = {}  # in flight, as they are in the trace
         self._jobs: dict[int, PrefillJob] = {}  # by request, until it decodes
         self._actions: dict[type, Callable[[Any], None]] = {
@@ -107,7 +112,7 @@ class Cluster:
                 raise ValueError(
                     f"no instance {failure.instance!r} to fail at {failure.at_s} s; there are {known}"
                 )
-            self._loop.call_later(failure.at_s, self._fail, failure.instance)
+            self._loop.call_later(failure.at_s - self._loop.now_s, self._fail, failure.instance)
 
     def _add_pools(
         self, spec: ClusterSpec, prefill: PrefillPool, decode: DecodePool, group: CppGroup | None
@@ -167,11 +172,13 @@ class Cluster:
 
     def _up(self, name: str, role: Role, capacity_tokens: int, cache: str | None = None) -> None:
         self.report(
-            events.WorkerUp(at_s=0.0, worker=name, role=role, capacity_tokens=capacity_tokens, cache=cache)
+            events.WorkerUp(
+                at_s=self._loop.now_s, worker=name, role=role, capacity_tokens=capacity_tokens, cache=cache
+            )
         )
 
     def run(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> list[Record]:
-        """Serve requests in order of arrival until all are done, or until the horizon.
+        """Serve requests in order of arrival until all are done, or until the horizon: `start`, time, `close`.
 
         With a horizon the log has what happened before it, every decode step that ended before it included, and
         ends with `RunEnded`.
@@ -179,18 +186,38 @@ class Cluster:
         Returns:
             The run's log; empty where it went elsewhere.
         """
-        decoding = (*self._decode.values(), *self.coupled.values())
-        horizon_s = inf if until_s is None else until_s
-        for instance in decoding:
-            instance.horizon_s = horizon_s
-        self._arrive(iter(requests))
-        self._loop.run(horizon_s)
+        self.start(requests, until_s)
+        self._loop.run(inf if until_s is None else until_s)
         if until_s is not None:
-            shown = dict[int, int]()
-            for instance in decoding:
-                shown |= instance.tokens_shown()
-            self.report(RunEnded(at_s=until_s, tokens=shown))
+            self.close()
         return self.log
+
+    def start(self, requests: Iterable[TracedRequest], until_s: float | None = None) -> None:
+        """Let requests arrive, in order of arrival; whoever owns the environment lets time pass.
+
+        Args:
+            requests: what is served.
+            until_s: the horizon, if there is one: `env.run(until_s)` and `close` belong to it.
+        """
+        self._until_s = until_s
+        for instance in (*self._decode.values(), *self.coupled.values()):
+            instance.horizon_s = inf if until_s is None else until_s
+        self._arrive(iter(requests))
+
+    def close(self) -> None:
+        """End the log at the horizon, whose last decode steps are in it.
+
+        Raises:
+            ValueError: when the cluster was started without a horizon, or it is not the present.
+        """
+        if self._until_s is None or self._until_s != self._loop.now_s:
+            raise ValueError(
+                f"a run until {self._until_s} is closed at {self._loop.now_s} s; close it at its horizon"
+            )
+        shown = dict[int, int]()
+        for instance in (*self._decode.values(), *self.coupled.values()):
+            shown |= instance.tokens_shown()
+        self.report(RunEnded(at_s=self._until_s, tokens=shown))
 
     def view(self, request: Request) -> ClusterView:
         """What the Conductor may know about this request; looking changes nothing in the cluster."""

@@ -285,7 +285,7 @@ def test_json_holds_its_own_settings(file):
 
 
 def test_the_decode_time_of_prediction_follows_trace_model_and_hardware(file):
-    """Without `--decode-s`, t_d is the length-biased mean answer times a full node's step, at most the TBT limit."""
+    """Without `--decode-s`, t_d is the length-biased mean answer times a full step, at most the TBT limit."""
 
     def decode_s(*options):
         return settings(file, *DISAGGREGATED, "--admission", "predictive", *options)["admission"]["decode_s"]

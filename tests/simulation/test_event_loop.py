@@ -4,6 +4,7 @@ import gc
 import math
 
 import pytest
+import simpy
 from families import requests_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -79,3 +80,36 @@ def test_an_iteration_that_ends_at_the_limit_ends_in_time(first_s, growth_s, ste
     end_s = pace.seconds(steps)
     assert pace.steps_within(end_s) == steps
     assert pace.steps_within(math.nextafter(end_s, 0)) == steps - 1
+
+
+def test_a_cluster_shares_the_time_of_a_callers_environment():
+    """In a caller's environment the log is that of a run, and a process of the caller's sees it grow."""
+    requests = requests_of([(0.5 * i, 3000, 20, i % 2) for i in range(20)])
+    spec = ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=2)
+    for horizon_s in (None, 4.0):
+        expected = Cluster(spec, paper_node_latency()).run(requests, horizon_s)
+        env, seen = simpy.Environment(), []
+        cluster = Cluster(spec, paper_node_latency(), env=env)
+
+        def look(env=env, cluster=cluster, seen=seen):
+            for _ in range(3):
+                yield env.timeout(1.0)
+                seen.append((env.now, len(cluster.log)))
+
+        env.process(look())
+        cluster.start(requests, horizon_s)
+        env.run(horizon_s)
+        if horizon_s is not None:
+            cluster.close()
+        assert cluster.log == expected
+        assert seen == [(at_s, sum(record.at_s < at_s for record in expected)) for at_s in (1.0, 2.0, 3.0)]
+
+
+def test_only_a_run_with_a_horizon_is_closed_and_only_there():
+    """A log ends at the horizon that was known when the cluster started, since stretches end before it."""
+    env = simpy.Environment()
+    cluster = Cluster(ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1), paper_node_latency(), env=env)
+    cluster.start(requests_of([(0.0, 3000, 20, 0)]), until_s=2.0)
+    env.run(1.0)
+    with pytest.raises(ValueError, match="close it at its horizon"):
+        cluster.close()
