@@ -249,7 +249,7 @@ class ClusterSpec:
 
     @classmethod
     def coupled(cls, **settings: Any) -> Self:
-        """Nodes that prefill and decode, behind the strongest router that knows nothing of prompts (B39).
+        """Nodes that prefill and decode, behind a router that counts their requests (assumption B39).
 
         Args:
             **settings: fields of `CoupledPool` and of the spec.

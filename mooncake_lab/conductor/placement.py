@@ -5,8 +5,8 @@ policy states otherwise, ties break on the order of the view: that in which the 
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal
@@ -220,11 +220,31 @@ class FewestRequests:
 
     def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
         """The instance with the fewest connections, as a load balancer of web servers counts them."""
-        pairs = zip(view.decode, view.prefill, strict=True)
-        loads = [(here.requests, instance.assigned_requests) for here, instance in pairs]
-        chosen = loads.index(min(loads))
-        placed = LoadBalance().place(request, view.replace(prefill=(view.prefill[chosen],)), estimate)
-        return replace(placed, reason="fewest requests")
+        return _least(request, view, estimate, [here.requests for here in view.decode], "fewest requests")
+
+
+@dataclass(frozen=True, slots=True)
+class LeastTokens:
+    """The instance with the fewest tokens of KVCache, those of requests that wait there included.
+
+    The tokens of a request are its prompt and what was shown of its answer. Ties go to the fewest assignments. Like
+    `FewestRequests`, it is for coupled instances.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"coupled_instances"})
+
+    def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
+        """The instance that holds least."""
+        return _least(request, view, estimate, [here.context_tokens for here in view.decode], "least tokens")
+
+
+def _least(
+    request: Request, view: ClusterView, estimate: Estimator, loads: Sequence[int], reason: str
+) -> Placement:
+    """The coupled instance with the least load, and the fewest assignments so far among those."""
+    sent = [instance.assigned_requests for instance in view.prefill]
+    pairs = list(zip(loads, sent, strict=True))
+    return _local(request, view, estimate, pairs.index(min(pairs)), reason)
 
 
 PLACEMENT_POLICIES: Final[Mapping[str, Callable[[], PlacementPolicy]]] = MappingProxyType(
@@ -233,6 +253,7 @@ PLACEMENT_POLICIES: Final[Mapping[str, Callable[[], PlacementPolicy]]] = Mapping
         "round_robin": partial(LoadBalance, "assigned_requests"),
         "load_balance": LoadBalance,
         "fewest_requests": FewestRequests,
+        "least_tokens": LeastTokens,
         "longest_prefix": LongestPrefix,
         "cache_aware": CacheAware,
         "kvcache_centric": KVCacheCentric,

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from mooncake_lab.workload.transforms import (
         SharedPrefix,
         poisson_arrivals_s,
+        tick_s,
         with_larger_blocks,
         with_poisson_arrivals,
+        with_spread_arrivals,
     )
 
 __all__ = [
@@ -62,9 +64,11 @@ __all__ = [
     "search_folders",
     "seen_before",
     "statistics",
+    "tick_s",
     "use_counts",
     "with_larger_blocks",
     "with_poisson_arrivals",
+    "with_spread_arrivals",
     "write_trace",
 ]
 

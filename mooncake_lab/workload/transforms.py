@@ -1,7 +1,8 @@
-"""Traces made from traces (Poisson arrivals, larger blocks, shorter prompts), and one of known sharing."""
+"""Traces made from traces (other arrivals, larger blocks, shorter prompts), and one of known sharing."""
 
 import math
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,43 @@ def with_poisson_arrivals(trace: Trace, requests_per_s: float, *, seed: int = 0)
         trace,
         arrival_s=poisson_arrivals_s(len(trace), requests_per_s, seed=seed),
         source=f"{trace.source}, Poisson arrivals at {requests_per_s:g}/s, seed {seed}",
+    )
+
+
+def tick_s(trace: Trace) -> float:
+    """The seconds between the time stamps of a trace that come in ticks; 0 where they do not.
+
+    Stamps come in ticks when some requests share one, and nearly all gaps between different stamps are whole
+    multiples of one length, up to a hundredth of it. Ticks may be empty, and a clock may be off by milliseconds.
+    """
+    gaps_s = np.diff(np.unique(trace.arrival_s))
+    if len(gaps_s) in {0, len(trace) - 1}:
+        return 0.0
+    short_s = np.percentile(gaps_s, 5)  # of one tick, even if a few stamps are out of place
+    multiples = np.rint(gaps_s / short_s)
+    tick = float(np.median(gaps_s[multiples > 0] / multiples[multiples > 0]))
+    is_multiple = np.abs(gaps_s - multiples * tick) <= tick / 100
+    return tick if is_multiple.mean() >= _IN_TICKS else 0.0
+
+
+_IN_TICKS: Final = 0.95
+"""The share of gaps that are multiples of the tick in a trace whose stamps come in ticks."""
+
+
+def with_spread_arrivals(trace: Trace, *, seed: int = 0) -> Trace:
+    """The same requests in the same order, each at a random moment of the tick that begins at its time stamp.
+
+    The moments are independent and uniform. A trace whose stamps do not come in ticks is returned as it is.
+    """
+    tick = tick_s(trace)
+    if not tick:
+        return trace
+    # a stream of its own, so that a twin of the same seed and its arrivals do not move together
+    moments = np.random.default_rng([seed, 4]).uniform(0, tick, len(trace))
+    return replace(
+        trace,
+        arrival_s=np.sort(trace.arrival_s + moments),
+        source=f"{trace.source}, arrivals spread over ticks of {tick:.3g} s, seed {seed}",
     )
 
 

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.workload import SharedPrefix, poisson_arrivals_s, read_trace, statistics, with_poisson_arrivals
+from mooncake_lab.workload import (
+    SharedPrefix,
+    Trace,
+    load,
+    poisson_arrivals_s,
+    read_trace,
+    statistics,
+    tick_s,
+    with_poisson_arrivals,
+    with_spread_arrivals,
+)
 from mooncake_lab.workload.transforms import prompt_of, scaled_down
 
 RECIPE = SharedPrefix(
@@ -141,3 +151,81 @@ def test_what_clients_allow_shrinks_with_the_answers(tmp_path):
     small = scaled_down(written(tmp_path / "t.jsonl", lines), 32, most_tokens=60)
     assert np.array_equal(small.max_tokens, [2, 0, 16])
     assert [traced.output_tokens for traced in small.requests()] == [2, 2, 2]
+
+
+@st.composite
+def ticking(draw):
+    """A tick, and stamps on its multiples that are off by up to a thousandth of it; some are shared."""
+    tick = draw(st.floats(1e-3, 1e3))
+    sizes = draw(st.lists(st.integers(0, 4), min_size=30, max_size=80).filter(lambda sizes: sum(sizes) > 40))
+    off = draw(st.sampled_from([0.0, 1e-3]))
+    noise = np.random.default_rng(draw(st.integers(0, 99))).uniform(-off, off, len(sizes))
+    return tick, np.repeat(tick * (1 + np.arange(len(sizes)) + noise), sizes)
+
+
+class TestSpreadArrivals:
+    @given(ticking())
+    def test_ticks_are_found(self, example):
+        """Whatever the tick, with empty ticks and a clock that is a little off, its length is found."""
+        tick, stamps = example
+        assert tick_s(stamped(stamps)) == pytest.approx(tick, rel=1e-2)
+
+    @given(ticking(), st.integers(0, 9))
+    def test_each_arrival_stays_in_its_tick_and_in_order(self, example, seed):
+        """No request arrives before its stamp, more than a tick after it, or before the one ahead of it."""
+        _, stamps = example
+        trace = stamped(stamps)
+        spread = with_spread_arrivals(trace, seed=seed)
+        assert (np.diff(spread.arrival_s) >= 0).all()
+        after = spread.arrival_s - stamps
+        assert after.min() >= 0 and after.max() <= tick_s(trace)
+        assert (spread.block_ids == trace.block_ids).all() and (spread.input_tokens == trace.input_tokens).all()
+
+    def test_moments_are_uniform(self):
+        """Over 20,000 requests the moments within a tick stay within the Kolmogorov bound of uniform (at 0.1 %)."""
+        stamps = np.repeat(np.arange(4000) * 3.0, 5)
+        moments = np.sort((with_spread_arrivals(stamped(stamps), seed=3).arrival_s - stamps) / 3)
+        assert np.abs(moments - np.arange(20_000) / 20_000).max() < 1.95 / np.sqrt(20_000)
+
+    def test_seeds(self):
+        """The same seed gives the same moments, another seed others, and the source says what was done."""
+        trace = stamped(np.repeat(np.arange(40) * 3.0, 2))
+        first, again, other = (with_spread_arrivals(trace, seed=seed) for seed in (1, 1, 2))
+        assert (first.arrival_s == again.arrival_s).all() and (first.arrival_s != other.arrival_s).all()
+        assert first.source == "made by a test, arrivals spread over ticks of 3 s, seed 1"
+
+    @pytest.mark.parametrize(
+        "stamps",
+        [[], [2.0], [2.0, 2.0], np.arange(50.0), np.repeat(poisson_arrivals_s(500, 1.0), 2)],
+        ids=["none", "one", "one stamp", "no stamp is shared", "pairs without ticks"],
+    )
+    def test_other_arrivals_stay(self, stamps):
+        """A trace whose stamps do not come in ticks is returned as it is."""
+        trace = stamped(stamps)
+        assert tick_s(trace) == 0
+        assert with_spread_arrivals(trace) is trace
+
+    @pytest.mark.traces("conversation")
+    def test_the_ticks_of_the_conversation_trace(self):
+        """The released trace has ticks of three seconds, off by up to three milliseconds."""
+        assert tick_s(load("conversation")) == pytest.approx(3, abs=1e-6)
+
+    @pytest.mark.traces("synthetic")
+    def test_the_synthetic_trace_has_none(self):
+        """The released synthetic trace has arrivals of a Poisson process, and keeps them."""
+        assert tick_s(load("synthetic")) == 0
+
+
+def stamped(stamps):
+    """A trace of one block a request."""
+    count = len(stamps)
+    return Trace(
+        name="made",
+        origin="file",
+        arrival_s=np.array(stamps, dtype=np.float64),
+        input_tokens=np.full(count, 9),
+        output_tokens=np.ones(count, dtype=np.int64),
+        block_ids=np.arange(count),
+        block_starts=np.arange(count + 1),
+        source="made by a test",
+    )
