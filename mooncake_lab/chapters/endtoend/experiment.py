@@ -12,14 +12,14 @@ import pandas as pd
 from mooncake_lab import metrics
 from mooncake_lab.batching import VLLM, VLLMChunked
 from mooncake_lab.cluster import ClusterSpec
-from mooncake_lab.conductor import LoadBalance, PlacementPolicy, Random
+from mooncake_lab.conductor import PlacementPolicy, named_placement
 from mooncake_lab.conductor.placement import FewestRequests
 from mooncake_lab.core import SLO, Record, Request, TracedRequest
-from mooncake_lab.experiments import OfTrace, whole_trace
+from mooncake_lab.experiments import whole_trace
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import Cluster
 from mooncake_lab.testbeds import paper_node_latency
-from mooncake_lab.workload import Trace
+from mooncake_lab.workload import Trace, with_spread_arrivals
 
 PROMPT_TOKENS = 512
 ARRIVALS_S = (0.0, 1.15, 2.45, 2.45)
@@ -68,18 +68,23 @@ def _four() -> list[TracedRequest]:
 
 
 SystemName = Literal["mooncake", "vllm", "vllm_prefix", "vllm_chunked"]
+RouterName = Literal["fewest_requests", "least_tokens", "round_robin", "load_balance", "random"]
+"""Names of placement policies that know nothing of what instances cache."""
 
-FIRST_REQUESTS: Final = {"smoke": 200, "classroom": 4000, "full": None, "gpu": None}
+FIRST_REQUESTS: Final = {"smoke": 200, "classroom": None, "full": None, "gpu": None}
 """How many requests of each trace a scale replays; None is all of them."""
+SEARCHED_REQUESTS: Final = {"smoke": 200, "classroom": 4000, "full": None, "gpu": None}
+"""The same where the highest rate is searched, which takes many replays."""
 LIMITS_MS: Final = (100, 200, 300)
 """The three TBT limits of FAST'25 §5.1."""
 TBT_GRID_MS: Final = tuple(float(x) for x in np.geomspace(25, 1000, 81).round(2))
 """Where TBT distributions are recorded, as wide as FAST'25 Figs. 1, 6 and 7."""
 TTFT_GRID_S: Final = tuple(float(x) for x in np.geomspace(0.1, 100, 61).round(4))
 """Where TTFT distributions are recorded (arXiv Fig. 13)."""
-SERVED_HOST_S: Final = 0.0045
-"""The host's part of a decode step that the mean TBT of FAST'25 Fig. 15 asks for (assumption B37): no verdict
-rests on it, since it is fitted to one of the figures that are redrawn."""
+PACKED_TOKENS: Final = 131_072
+"""The context window of the papers' model: prompts packed up to it are an alternative to assumption B56."""
+LARGE_CHUNK_TOKENS: Final = 2048
+"""The tokens of an iteration of chunked prefill that the jump of the paper's curves implies, at about 300 ms."""
 VLLM_BLOCK_TOKENS: Final = 16
 """vLLM's default KVCache block."""
 
@@ -94,13 +99,15 @@ class EndToEnd:
     """Mooncake's split (assumption B06); vLLM has as many instances as both together."""
     decode_nodes: int = 8
     host_s: float = 0.0
-    """What the host adds to a decode step for each request beyond `host_free`: `SERVED_HOST_S`, or nothing."""
-    host_free: float = 1.5
+    """What the host adds to a decode step for each request beyond `host_free` (assumption B37); with 0, nothing."""
+    host_free: float = 0.0
     chunk_tokens: int = 512
     """Tokens per iteration of chunked prefill (assumption B16)."""
+    pack_tokens: int = 1
+    """Tokens up to which a prefill node of Mooncake packs waiting prompts; 1 computes one at a time (assumption B56)."""
     hash_s_per_token: float = 0.0
     """With prefix caching, what hashing a token costs vLLM, each time it does (assumption B38)."""
-    router: Literal["fewest_requests", "round_robin", "least_backlog", "random"] = "fewest_requests"
+    router: RouterName = "fewest_requests"
     """What spreads requests over vLLM instances (assumption B39)."""
     device_tokens: int = 1_330_000
     """KVCache in the GPU memory of a node that decodes (assumption B15)."""
@@ -109,16 +116,20 @@ class EndToEnd:
     """Used only by `effective`; the distribution of TBT is recorded in any case."""
     speed: float = 1.0
     """Speed of the replay relative to the recording."""
+    spread: bool = True
+    """Whether arrivals are spread over the ticks of their time stamps (assumption B09)."""
     first: int | None = None
     seed: int = 0
+    """Of the moments in the ticks, random routing, and the twin where there is no released file."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row: latencies by both editions, capacity over TBT, prefill GPU time."""
-        trace = OfTrace(workload=self.workload, first=self.first, seed=self.seed).trace()
-        log = serve(self, replace(trace, arrival_s=trace.arrival_s / self.speed))
+        trace = self.trace()
+        log = serve(self, trace)
         requests = metrics.request_table(log)
         has_gaps = requests["output_tokens"].to_numpy() != 1  # or was rejected, and counts as never within a limit
         gaps_ms = 1e3 * requests["tbt_fast_s"].to_numpy()[has_gaps]
+        last_s = float(trace.arrival_s[-1])
         yield {
             **latencies(requests),
             "capacity": [self._capacity(requests, tbt_ms / 1e3) for tbt_ms in TBT_GRID_MS],
@@ -131,10 +142,17 @@ class EndToEnd:
             "prefill_gpu_s": metrics.prefill_gpu_s(log) / len(requests),
             "token_hit_rate": metrics.reused_share(log),
             "requests": len(requests),
-            "trace_requests_per_s": len(trace) / float(trace.arrival_s[-1]) if trace.arrival_s[-1] else np.nan,
+            "trace_requests_per_s": len(trace) / (self.speed * last_s) if last_s else np.nan,
             "origin": trace.origin,
             "source": trace.source,
         }
+
+    def trace(self) -> Trace:
+        """The requests as they arrive."""
+        whole = whole_trace(self.workload, self.seed)
+        arriving = with_spread_arrivals(whole, seed=self.seed) if self.spread else whole
+        trace = arriving if self.first is None else arriving.head(self.first)
+        return replace(trace, arrival_s=trace.arrival_s / self.speed)
 
     def _capacity(self, requests: pd.DataFrame, tbt_s: float) -> float:
         return metrics.effective_request_capacity(requests, SLO(self.ttft_limit_s, tbt_s))
@@ -148,24 +166,24 @@ def splits(base: EndToEnd, prefill_nodes: Iterable[int], hosts_s: Iterable[float
 
 
 def one_knob_at_a_time(base: EndToEnd) -> dict[str, EndToEnd]:
-    """The same replay with one assumption changed at a time, by what was changed."""
+    """The same replay with one assumption changed at a time, by what was changed; `base` has a host."""
     mooncake, vllm = replace(base, system="mooncake"), replace(base, system="vllm")
     prefix, chunked = replace(base, system="vllm_prefix"), replace(base, system="vllm_chunked")
     return {
         "Mooncake": mooncake,
-        "Mooncake, with the host of FAST'25 Figure 15 (B37)": replace(mooncake, host_s=SERVED_HOST_S),
+        "Mooncake, engine alone (B37)": replace(mooncake, host_s=0.0),
+        "Mooncake, arrivals as released (B09)": replace(mooncake, spread=False),
         "Mooncake, 6 of 16 nodes prefill (B06)": replace(mooncake, prefill_nodes=6, decode_nodes=10),
         "Mooncake, replayed 1.25 times as fast (B07)": replace(mooncake, speed=1.25),
         "vLLM": vllm,
-        "vLLM, with the host of FAST'25 Figure 15 (B37)": replace(vllm, host_s=SERVED_HOST_S),
-        "vLLM, round-robin routing (B39)": replace(vllm, router="round_robin"),
-        "vLLM, random routing (B39)": replace(vllm, router="random"),
+        "vLLM, engine alone (B37)": replace(vllm, host_s=0.0),
+        "vLLM, arrivals as released (B09)": replace(vllm, spread=False),
         "vLLM, replayed 1.25 times as fast (B07)": replace(vllm, speed=1.25),
         "vLLM, KVCache memory for 400,000 tokens (B15)": replace(vllm, device_tokens=400_000),
         "vLLM with prefix caching": prefix,
         "vLLM with prefix caching, hashing takes 40 ns per token (B38)": replace(prefix, hash_s_per_token=40e-9),
         "chunked prefill, 512 tokens per iteration": chunked,
-        "chunked prefill, 2,048 tokens per iteration (B16)": replace(chunked, chunk_tokens=2048),
+        "chunked prefill, 2,048 tokens per iteration (B16)": replace(chunked, chunk_tokens=LARGE_CHUNK_TOKENS),
     }
 
 
@@ -185,22 +203,17 @@ def serve(point: EndToEnd, trace: Trace) -> list[Record]:
             prefill_nodes=point.prefill_nodes,
             decode_nodes=point.decode_nodes,
             device_tokens=point.device_tokens,
+            max_batch_tokens=point.pack_tokens,
             block_size_tokens=trace.block_size_tokens,
         )
         return Cluster(spec, model).run(trace.requests())
-    routers: dict[str, PlacementPolicy] = {
-        "fewest_requests": FewestRequests(),
-        "round_robin": LoadBalance("assigned_requests"),
-        "least_backlog": LoadBalance(),
-        "random": Random(point.seed),
-    }
     coupled = ClusterSpec.coupled(
         nodes=point.prefill_nodes + point.decode_nodes,
         batching=VLLMChunked(chunk_tokens=point.chunk_tokens) if point.system == "vllm_chunked" else VLLM(),
         prefix_caching=point.system == "vllm_prefix",
         device_tokens=point.device_tokens,
         block_size_tokens=trace.block_size_tokens,
-        placement=routers[point.router],
+        placement=named_placement(point.router, point.seed),
     )
     return Cluster(coupled, model).run(trace.requests())
 
@@ -251,6 +264,8 @@ class Goodput:
     slowest: float = 0.25
     fastest: float = 4.0
     relative_tolerance: float = 0.1
+    host_s: float = 0.0
+    host_free: float = 0.0
     first: int | None = None
     seed: int = 0
 
@@ -281,7 +296,16 @@ class Goodput:
     def _at(self, speed: float, seen: dict[float, dict[str, Any]]) -> dict[str, Any]:
         """The run at a speed; three searches share what they look at."""
         if speed not in seen:
-            shared = ("workload", "system", "prefill_nodes", "decode_nodes", "first", "seed")
+            shared = (
+                "workload",
+                "system",
+                "prefill_nodes",
+                "decode_nodes",
+                "host_s",
+                "host_free",
+                "first",
+                "seed",
+            )
             point = EndToEnd(speed=speed, **{name: getattr(self, name) for name in shared})
             (row,) = point.rows()
             seen[speed] = {**row, "ttft_limit_s": point.ttft_limit_s}
