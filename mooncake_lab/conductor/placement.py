@@ -227,8 +227,8 @@ class FewestRequests:
 class LeastTokens:
     """The instance with the fewest tokens of KVCache, those of requests that wait there included.
 
-    The tokens of a request are its prompt and what was shown of its answer. Ties go to the fewest assignments. Like
-    `FewestRequests`, it is for coupled instances.
+    The tokens of a request are its prompt and what was shown of its answer. Ties go to the fewest assignments.
+    Like `FewestRequests`, it is for coupled instances.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({"coupled_instances"})

@@ -99,12 +99,12 @@ class EndToEnd:
     """Mooncake's split (assumption B06); vLLM has as many instances as both together."""
     decode_nodes: int = 8
     host_s: float = 0.0
-    """What the host adds to a decode step for each request beyond `host_free` (assumption B37); with 0, nothing."""
+    """What the host adds to a decode step for each request beyond `host_free`, or 0 (assumption B37)."""
     host_free: float = 0.0
     chunk_tokens: int = 512
     """Tokens per iteration of chunked prefill (assumption B16)."""
     pack_tokens: int = 1
-    """Tokens up to which a prefill node of Mooncake packs waiting prompts; 1 computes one at a time (assumption B56)."""
+    """Tokens up to which a prefill node packs waiting prompts; with 1, it computes one at a time (assumption B56)."""
     hash_s_per_token: float = 0.0
     """With prefix caching, what hashing a token costs vLLM, each time it does (assumption B38)."""
     router: RouterName = "fewest_requests"

@@ -5,14 +5,15 @@
 tries all hosts of a grid on the released traces and writes `data/measured/host_fit.csv`, in about ten CPU minutes.
 
 The fit reads three curves of Mooncake and none of vLLM: the seven mean TBT of Fig. 15b, and the deciles of TBT in
-Figs. 1 and 7, whose traces are released. It minimises the squared errors of their logarithms; each figure counts as
-much as another. Its settings are those of the verdicts: whole traces, and arrivals spread over their ticks.
+Figs. 1 and 7, whose traces are released. It minimises the squared errors of their logarithms; each figure counts
+as much as another. Its settings are those of the verdicts: whole traces, and arrivals spread over their ticks.
 """
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,13 @@ HOSTS_FREE: Final = tuple(0.5 * i for i in range(7))
 NEARLY: Final = 1.1
 """Hosts whose error is within this factor of the least are as good as the best one."""
 _RECORD: Final = carried_folder("measured") / "host_fit.csv"
+
+
+class Host(TypedDict):
+    """The host of a decode step, as fields of `EndToEnd`."""
+
+    host_s: float
+    host_free: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,19 +87,19 @@ def errors(rows: pd.DataFrame) -> pd.DataFrame:
         rows: rows of `HostFit`.
     """
     squares = rows.assign(square=np.log(rows["ours_ms"] / rows["printed_ms"]) ** 2)
-    by_figure = squares.groupby(["host_s", "host_free", "figure"])["square"].mean().unstack("figure")
-    return np.sqrt(by_figure.assign(error=by_figure.mean(axis=1))).reset_index()
+    means = squares.pivot_table("square", ["host_s", "host_free"], "figure")
+    return means.assign(error=means.mean(axis=1)).pow(0.5).reset_index()
 
 
-def best(found: pd.DataFrame) -> dict[str, float]:
-    """The host with the least error, as fields of `EndToEnd`."""
+def best(found: pd.DataFrame) -> Host:
+    """The host with the least error."""
     row = found.loc[found["error"].idxmin()]
     return {"host_s": float(row["host_s"]), "host_free": float(row["host_free"])}
 
 
 def nearly_best(found: pd.DataFrame) -> pd.DataFrame:
     """The hosts whose error is within a tenth of the least."""
-    return found[found["error"] <= NEARLY * found["error"].min()]
+    return found.loc[found["error"] <= NEARLY * found["error"].min()]
 
 
 @cache
@@ -100,8 +108,8 @@ def recorded() -> pd.DataFrame:
     return pd.read_csv(_RECORD)
 
 
-def fitted_host() -> dict[str, float]:
-    """The recorded host with the least error, as fields of `EndToEnd`."""
+def fitted_host() -> Host:
+    """The recorded host with the least error."""
     return best(recorded())
 
 
@@ -117,7 +125,7 @@ def main() -> None:
     grid = vary(HostFit(host_s=0.0, host_free=0.0), host_s=HOSTS_S, host_free=HOSTS_FREE)
     found = errors(run(grid)).round(6).assign(commit=commit())
     found.to_csv(_RECORD, index=False)
-    print(found.nsmallest(5, "error").to_string(index=False))
+    sys.stdout.write(f"{found.nsmallest(5, 'error').to_string(index=False)}\n")
 
 
 if __name__ == "__main__":

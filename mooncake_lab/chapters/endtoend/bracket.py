@@ -1,0 +1,107 @@
+"""vLLM behind four routers, with and without the fitted host, on three traces and several seeds.
+
+    python -m mooncake_lab.chapters.endtoend.bracket
+
+replays all of them, with Mooncake beside, and writes `data/measured/vllm_bracket.csv`, in fifteen
+CPU minutes. Chapter 10 draws the record, and takes from it the interval in which the gain of another seed lies.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from mooncake_lab.bench.machine import commit
+from mooncake_lab.chapters.endtoend.experiment import LIMITS_MS, EndToEnd
+from mooncake_lab.chapters.endtoend.host import fitted_host
+from mooncake_lab.core import carried_folder
+from mooncake_lab.experiments import run, tabulated, vary, where
+
+ROUTERS: Final = {
+    "fewest_requests": "fewest requests",
+    "least_tokens": "least tokens held",
+    "round_robin": "in turns",
+    "random": "at random",
+}
+"""Routers of the vLLM cluster, and what the book calls them; the first one was chosen before (assumption B39)."""
+BASELINES: Final = {"conversation": "vllm", "toolagent": "vllm_prefix", "synthetic": "vllm"}
+"""By workload: the system over which FAST'25 prints Mooncake's gain (Figs. 1, 6 and 7)."""
+SEEDS: Final = tuple(range(8))
+QUANTILE: Final = 3.499
+"""Of Student's distribution with seven degrees of freedom: 99 % lie between it and its negative."""
+_RECORD: Final = carried_folder("measured") / "vllm_bracket.csv"
+_KEPT: Final = ("workload", "origin", "system", "router", "host_s", "host_free", "seed")
+
+
+def replays() -> tuple[EndToEnd, ...]:
+    """All points of the record."""
+    base = EndToEnd(**fitted_host())
+    axes: dict[str, Any] = {"host_s": (0.0, base.host_s), "seed": SEEDS}
+    mooncake = vary(base, workload=tuple(BASELINES), **axes)
+    routed: dict[str, Any] = {"router": tuple(ROUTERS), **axes}
+    plain = vary(base, workload=tuple(BASELINES), system=("vllm",), **routed)
+    prefix = vary(base, workload=("toolagent",), system=("vllm_prefix",), **routed)
+    return (*mooncake, *plain, *prefix)
+
+
+def recorded() -> pd.DataFrame:
+    """One row a replay: what was served, by which system, and the share of effective requests at each limit."""
+    return pd.read_csv(_RECORD)
+
+
+@tabulated
+def bracket(rows: pd.DataFrame) -> Iterator[Mapping[str, Any]]:
+    """Shares of effective requests in percent, one row a workload, router, host and limit.
+
+    Args:
+        rows: of `recorded`. The baseline of each workload is shown (`BASELINES`).
+    """
+    for (workload, system, router, host_s), part in rows.groupby(["workload", "system", "router", "host_s"]):
+        if system != BASELINES[workload]:
+            continue
+        for limit in LIMITS_MS:
+            low, mean, high = interval(100 * part[f"capacity_{limit}_ms"].to_numpy())
+            named = {"workload": workload, "system": system, "router": router, "host_s": host_s}
+            yield {**named, "limit_ms": limit, "low": low, "percent": mean, "high": high}
+
+
+@tabulated
+def gains(rows: pd.DataFrame) -> Iterator[Mapping[str, Any]]:
+    """Mooncake's gain over the baseline in percent, one row a workload, router, host and limit.
+
+    `low` and `high` bound the gain of a replay with one further seed, with 99 % confidence.
+
+    Args:
+        rows: of `recorded`.
+    """
+    for workload, system in BASELINES.items():
+        here = where(rows, workload=workload)
+        ours = where(here, system="mooncake").set_index(["host_s", "seed"])
+        for (router, host_s), part in where(here, system=system).groupby(["router", "host_s"]):
+            theirs = part.set_index(["host_s", "seed"])
+            for limit in LIMITS_MS:
+                column = f"capacity_{limit}_ms"
+                low, mean, high = interval(100 * (ours[column] / theirs[column] - 1).dropna().to_numpy())
+                named = {"workload": workload, "router": router, "host_s": host_s, "limit_ms": limit}
+                yield {**named, "low": low, "percent": mean, "high": high}
+
+
+def interval(values: Any) -> tuple[float, float, float]:
+    """Mean of a value per seed, between the bounds within which one further seed lies with 99 % confidence."""
+    mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
+    reach = QUANTILE * deviation * (1 + 1 / len(values)) ** 0.5
+    return mean - reach, mean, mean + reach
+
+
+def main() -> None:
+    """Replay everything and write the record; an interrupted run goes on where it ended."""
+    found = run(replays())
+    columns = [*_KEPT, *(f"capacity_{limit}_ms" for limit in LIMITS_MS)]
+    found[columns].round(6).assign(commit=commit()).to_csv(_RECORD, index=False)
+    sys.stdout.write(f"{gains(recorded()).round(1).to_string(index=False)}\n")
+
+
+if __name__ == "__main__":
+    main()
