@@ -49,6 +49,21 @@ def highest(dataset, system):
     return y.index[(y <= 1).cumprod().astype(bool)].max()
 
 
+def both(dataset, system):
+    """The highest rate of arXiv Fig 11 at which both limits have been kept so far."""
+    ttft, tbt = (
+        points("arxiv_fig11_public_datasets", f"{dataset}/{what}/{system}").sort_index()
+        for what in ("TTFT", "TBT")
+    )
+    kept = (ttft <= 1) & (tbt.reindex(ttft.index) <= 1)
+    return ttft.index[kept.cumprod().astype(bool)].max()
+
+
+def constants_ratio(above, below):
+    """One printed constant over another."""
+    return constant(above).value / constant(below).value
+
+
 FAST, ARXIV = "fast_fig05", "arxiv_fig08"
 CAPACITY = "fast_fig07_capacity_at_thresholds"
 ABLATION = "sarathi_serve_table4_ablation"
@@ -63,6 +78,14 @@ COMPUTED = {
     "A26": lambda: ends("decode latency"),
     "A33": lambda: highest("32k", "Mooncake-[3P+1D]") / highest("32k", "vLLM-[4M]"),
     "A34": lambda: highest("128k", "Mooncake-[3P+1D]") / highest("128k", "vLLM-[4M]"),
+    **{
+        f"A{117 + i}": lambda data=data: highest(data, "Mooncake-[2P+2D]") / highest(data, "vLLM-[4M]")
+        for i, data in enumerate(("16k", "32k", "64k", "128k"))
+    },
+    **{
+        f"A{121 + i}": lambda data=data: both(data, "Mooncake-[2P+2D]") / both(data, "vLLM-[4M]")
+        for i, data in enumerate(("ArXiv Summarization", "L-Eval"))
+    },
     "A35": lambda: paper_movement()["decode_swing"],
     "A36": lambda: paper_movement()["peak_lag_s"],
     "A27": lambda: ratio("arxiv_fig07_store_latency", "Layer-wise", "Serialized", 128000),
@@ -81,7 +104,10 @@ COMPUTED = {
     "S27": lambda: ratio(ABLATION, "both", "hybrid batching only", "openchat_ttft_p50"),
     "S37": lambda: ratio(ABLATION, "hybrid batching only", "both", "arxiv_tbt_p99"),
     "S38": lambda: ratio(ABLATION, "both", "hybrid batching only", "arxiv_ttft_p50"),
-    "C02": lambda: constant("snapkv_needle_compressed").value / constant("snapkv_needle_full").value,
+    "C02": lambda: constants_ratio("snapkv_needle_compressed", "snapkv_needle_full"),
+    "C11": lambda: constants_ratio("pyramidinfer_perplexity_deep_less", "pyramidinfer_perplexity_uniform"),
+    "C14": lambda: constants_ratio("minicache_longbench", "minicache_longbench_full"),
+    "K05": lambda: constants_ratio("runahead_noise_baseline_percent", "runahead_noise_percent"),
 }
 
 
@@ -104,6 +130,7 @@ def test_the_largest_tbt_on_simulated_data():
 
 
 FIG_8, FIG_10, FIG_13 = "fast_fig08_ratio_to_mooncake", "fast_fig10_ratio", "fast_fig13_bandwidth_demand"
+FIG_11, SERVE = "fast_fig11_replica_count", "sarathi_serve_text_constants"
 PREFIX, CHUNKED, TABLE_4 = "vLLM Prefix Caching", "vLLM Chunked Prefill", "sarathi_table4_peak_gains"
 TRANSCRIBED = {
     **{
@@ -137,25 +164,77 @@ TRANSCRIBED = {
     "S34": (TABLE_4, "LLaMA-33B/A100/2K", "decode_speedup"),
     "S35": (TABLE_4, "LLaMA-33B/A100/3K", "end_to_end_speedup"),
     "S36": (TABLE_4, "LLaMA-33B/A100/3K", "decode_speedup"),
+    "F104": (FIG_11, "Conversation/10th", 3480),
+    "F105": (FIG_11, "Conversation/100th", 3480),
+    "F106": (FIG_13, "TTFT of recomputation", 400),
+    "F107": (FIG_13, "transfer time real", 24),
+    "F108": ("fast_fig15a_effective_ratio", "effective request ratio", 5),
+    "S39": ("sarathi_fig12_pipeline", "Orca-best, TP8 x PP8", "time_over_tp8_replicas"),
+    "S41": ("sarathi_fig13_chunk_overhead", "attention", 64),
+    "S44": ("sarathi_fig08_decode_speedup", "2K", 2),
+    "S45": ("sarathi_fig08_decode_speedup", "3K", 2),
+    "S46": ("sarathi_fig08_decode_speedup", "1K", 18),
+    "S47": (SERVE, "Yi-34B", "strict_capacity_over_orca"),
+    "S48": (SERVE, "LLaMA2-70B", "strict_capacity_over_orca"),
+    "S49": (SERVE, "Falcon-180B", "strict_capacity_over_vllm_tp8"),
+    "S50": (SERVE, "Falcon-180B", "strict_capacity_over_vllm_tp4_pp2"),
+    "S51": (SERVE, "Falcon-180B", "relaxed_capacity_over_vllm_tp4_pp2"),
+    "S52": (SERVE, "Figure 9", "largest_added_latency"),
+    "S53": (SERVE, "Figure 12", "strict_capacity_over_vllm"),
+    "S54": (SERVE, "Falcon-180B", "prompt_4k_ms"),
+    "S55": (SERVE, "Falcon-180B", "decode_32_ms"),
 }
+TABLE_1, TABLE_2 = "arxiv_table1_cache_policies", "fast_table2_workloads"
+STATISTICS = "arxiv_sec4_trace_statistics"
+OF_KIND = {
+    "F101": (TABLE_2, "Conversation", "cache_ratio_percent"),
+    "F102": (TABLE_2, "Tool&Agent", "cache_ratio_percent"),
+    "F103": (TABLE_2, "Synthetic", "cache_ratio_percent"),
+    "A101": (STATISTICS, "printed", "mean_input_tokens"),
+    "A102": (STATISTICS, "printed", "mean_input_output_ratio"),
+    "A103": (TABLE_1, "LRUCache", "inf"),
+    **{f"A{104 + i}": (TABLE_1, "LRUCache", blocks) for i, blocks in enumerate((100_000, 30_000, 10_000))},
+    **{
+        f"A{first + i}": (TABLE_1, f"{policy}Cache", blocks)
+        for first, policy in ((107, "LFU"), (112, "LengthAware"))
+        for i, blocks in enumerate((100_000, 50_000, 30_000, 10_000, 1000))
+    },
+    "S43": ("sarathi_fig13_chunk_overhead", "total prefill", 512),
+}
+"""Transcribed, too, with the band that claims or rows of the same kind had before."""
 
 
 def test_a_transcribed_claim_is_the_point_of_its_curve():
     """The claims that were added from figures and tables carry their numbers and sources unchanged."""
-    for identifier, (name, series, x) in TRANSCRIBED.items():
+    for identifier, (name, series, x) in (TRANSCRIBED | OF_KIND).items():
         stated, found = claim(identifier).fact, fact(name, series=series, x=x)
-        expected = (found.value, found.source, found.unit)
+        unit = "nodes" if name == FIG_11 else found.unit  # a replica is a node that holds the block
+        expected = (found.value, found.source, unit)
         assert (stated.value, stated.source, stated.unit) == expected, identifier
 
 
 def test_bands_of_added_claims_follow_one_rule():
     """A share within a tenth; a duration or a ratio within 1.25, or half the way to 1 on a log scale if nearer."""
-    for each in (claim(identifier) for identifier in (*TRANSCRIBED, "A33", "A34", "S37", "S38")):
+    others = ("A33", "A34", "A117", "A118", "A119", "A120", "A121", "A122", "S37", "S38", "S40")
+    others += ("K02", "K03", "K04", "K05", "C09", "C10", "C11", "C12", "C13")
+    for each in (claim(identifier) for identifier in (*TRANSCRIBED, *others)):
         assert each.stated == "after", each.id
         if each.fact.unit == "percent":
             assert (each.yardstick.grade, each.yardstick.band) == ("value", 0.1), each.id
         else:
             value = each.fact.value
-            widest = min(1.25, max(value, 1 / value) ** 0.5) if each.fact.unit == "ratio" else 1.25
+            has_direction = each.fact.unit == "ratio" and value != 1
+            widest = min(1.25, max(value, 1 / value) ** 0.5) if has_direction else 1.25
             assert each.yardstick.grade == "factor", each.id
             assert each.yardstick.band == pytest.approx(widest, abs=1.1e-3), each.id
+
+
+def test_bands_of_added_claims_are_those_of_their_kind():
+    """A cell of arXiv Table 1 has the band of A10, chapter 1's statistics have the bands of their table."""
+    bands = {name: claim(name).yardstick.band for name in OF_KIND}
+    assert {claim(name).stated for name in OF_KIND} == {"after"}
+    assert {bands[f"A{number}"] for number in range(103, 117)} == {claim("A10").yardstick.band}
+    assert {bands[name] for name in ("F101", "F102", "F103", "A102")} == {0.02}
+    assert bands["A101"] == 0.005
+    assert (claim("S43").yardstick.grade, claim("S42").yardstick.grade) == ("order", "order")
+    assert claim("C14").yardstick.band == claim("C02").yardstick.band

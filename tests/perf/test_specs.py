@@ -46,6 +46,7 @@ def test_the_70b_shapes_are_table_1(name):
         ("llama-13b", 13),
         ("llama-33b", 33),
         ("yi-34b", 34),
+        ("falcon-7b", 7),
         ("falcon-180b", 180),
         ("gpt3-175b", 175),
         ("lab-100m", 0.1),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -84,11 +85,12 @@ class TestCapacity:
         assert not point._serves(row["requests_per_s"] * 2 ** (1 / 4), tried)
 
     def test_all_bars_are_searched(self):
-        """`full` has every machine, workload, limit and policy; other scales the strict limit on one workload."""
+        """`full` has every machine, workload, limit and policy; other scales what a printed ratio needs."""
         assert len(serving.cells("full")) == 5 * 2 * 2 * 3
         few = serving.cells("classroom")
-        assert {each.limit for each in few} == {"strict"}
-        assert len(few) == 4 * 2 * 3
+        assert {each.workload for each in few} == {"openchat_sharegpt4"}
+        assert len(few) == (4 * 2 + 2 + 2 + 1) * 3
+        assert {each.sum_ms > 0 for each in few if each.testbed == "Falcon-180B, TP8"} == {True}
         assert len({each.seed for each in few}) == 3
         assert serving.budget_of("LLaMA2-70B", "relaxed") == "Sarathi-Serve 1536"
 
@@ -102,6 +104,13 @@ class TestCapacity:
         ]  # fmt: skip
         (row,) = serving.over_vllm(pd.DataFrame(rows)).to_dict(orient="records")
         assert (row["vllm"], row["sarathi"], row["over_vllm"], row["seeds"]) == (2.0, 6.0, 3.0, 2)
+
+    def test_a_machine_may_lack_a_policy(self):
+        """Where only vLLM is searched, Sarathi-Serve has no capacity, and no ratio."""
+        row = {"testbed": "x", "workload": "w", "limit": "strict", "policy": "vLLM", "requests": 9, "seed": 0}
+        (found,) = serving.over_vllm(pd.DataFrame([row | {"requests_per_s": 2.0}])).to_dict(orient="records")
+        assert found["vllm"] == 2.0
+        assert np.isnan([found["sarathi"], found["orca"], found["over_vllm"]]).all()
 
 
 class TestErrata:

@@ -210,7 +210,8 @@ def stalls_and_overhead(stalls: pd.DataFrame, overhead: pd.DataFrame, largest: f
 def capacities(table: pd.DataFrame, printed: pd.DataFrame) -> style.BookFigure:
     """Capacity over vLLM's by machine (Sarathi-Serve Figs. 10, 11): rows of `over_vllm`, and of the curve."""
     figure, (left, right) = style.new_figure(1, 2, height=3.2)
-    rows = where(table, limit="strict").groupby("testbed", sort=False).first().reset_index()
+    searched = where(table, limit="strict").dropna(subset="sarathi")
+    rows = searched.groupby("testbed", sort=False).first().reset_index()
     places = np.arange(len(rows))
     left.bar(places - 0.2, rows["vllm"], 0.4, color=COLOURS["vllm"], label="vLLM")
     left.bar(places + 0.2, rows["sarathi"], 0.4, color=COLOURS["vllm_chunked"], label="Sarathi-Serve")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, Final
 
 import numpy as np
@@ -158,6 +158,17 @@ SEARCH_SECONDS: Final = {"smoke": 20.0, "classroom": 120.0, "full": 0.0, "gpu": 
 """Least time over which they arrive: a run must be long compared with one request."""
 SEARCH_WORKLOADS: Final = ("openchat_sharegpt4", "arxiv_summarization")
 SEARCH_LIMITS: Final = ("strict", "relaxed")
+_OURS: Final = "Sarathi-Serve"
+"""With the token budget of the machine and the limit."""
+_PRINTED_BARS: Final = (
+    *product([name for name, bed in TESTBEDS.items() if bed.split == 1], ("strict",), ("vLLM", _OURS)),
+    ("Yi-34B", "strict", "Orca"),
+    ("LLaMA2-70B", "strict", "Orca"),
+    ("Falcon-180B", "relaxed", "vLLM"),
+    ("Falcon-180B", "relaxed", _OURS),
+    ("Falcon-180B, TP8", "strict", "vLLM"),
+)
+"""Machine, limit and policy of the capacities whose ratios Sarathi-Serve §5 prints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,30 +219,42 @@ def budget_of(testbed: str, limit: str) -> str:
 
 
 def cells(scale: str, *, seed: int = 0) -> tuple[CapacitySearch, ...]:
-    """The bars of Figs. 10, 11 and 13: every machine under vLLM and Sarathi-Serve, one workload, the strict limit.
+    """The bars of Figs. 10, 11 and 13.
 
-    Both workloads, both limits, Orca, and Falcon with every layer on all GPUs are added at scale `full` or `gpu`.
+    At scale `full` or `gpu` there is every machine, workload, limit and policy; otherwise one workload, and the
+    bars whose ratios the paper prints.
     """
-    whole, cells = scale in {"full", "gpu"}, list[CapacitySearch]()
+    bars = product(TESTBEDS, SEARCH_WORKLOADS, SEARCH_LIMITS, ("vLLM", _OURS, "Orca"))
     base = CapacitySearch(requests=SEARCH_REQUESTS[scale], seconds=SEARCH_SECONDS[scale])
-    for each in range(seed, seed + SEARCH_SEEDS[scale]):
-        for name, bed in TESTBEDS.items():
-            for workload in SEARCH_WORKLOADS if whole else SEARCH_WORKLOADS[:1]:
-                for limit in SEARCH_LIMITS if whole else SEARCH_LIMITS[:1]:
-                    policies = ("vLLM", budget_of(name, limit), *(("Orca",) if whole else ()))
-                    cell = replace(
-                        base, testbed=name, workload=workload, limit=limit, sum_ms=bed.sum_ms, seed=each
-                    )
-                    cells += [replace(cell, policy=policy) for policy in policies if whole or bed.split == 1]
-    return tuple(cells)
+    chosen = (
+        tuple(bars)
+        if scale in {"full", "gpu"}
+        else tuple((name, SEARCH_WORKLOADS[0], *which) for name, *which in _PRINTED_BARS)
+    )
+    return tuple(
+        replace(
+            base,
+            testbed=name,
+            workload=workload,
+            limit=limit,
+            policy=budget_of(name, limit) if policy == _OURS else policy,
+            sum_ms=TESTBEDS[name].sum_ms,
+            seed=each,
+        )
+        for each in range(seed, seed + SEARCH_SEEDS[scale])
+        for name, workload, limit, policy in chosen
+    )
 
 
 @tabulated
 def over_vllm(capacities: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Capacities, means over seeds, as multiples of vLLM's: one row per machine, workload and limit."""
+    """Capacities, means over seeds, as multiples of vLLM's: one row per machine, workload and limit.
+
+    A policy that was not searched is NaN.
+    """
     for _, each in capacities.groupby(["testbed", "workload", "limit"], sort=False):
         by: dict[str, float] = each.pivot_table("requests_per_s", "policy")["requests_per_s"].to_dict()
-        sarathi = next(rate for policy, rate in by.items() if policy.startswith("Sarathi"))
+        sarathi = next((rate for policy, rate in by.items() if policy.startswith(_OURS)), float("nan"))
         orca = by.get("Orca", float("nan"))
         row: dict[str, Any] = each[["testbed", "workload", "limit"]].iloc[0].to_dict()
         row |= {"vllm": by["vLLM"], "orca": orca, "sarathi": sarathi}

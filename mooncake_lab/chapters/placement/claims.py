@@ -41,12 +41,17 @@ STATED_POLICY: Final = "longest_prefix"
 """How requests reach local caches in FAST'25 Fig. 10: to the node that holds most of it (assumption B13)."""
 
 _FIG_10: Final = {"conversation": ("F68", "F69"), "toolagent": ("F70", "F71"), "synthetic": ("F15", "F16")}
+_FIG_11: Final = {10: "F104", 100: "F105"}
+"""By popularity rank, what FAST'25 Fig. 11 ends at on the conversation trace."""
 _TENTH = paper.within(0.1)
 
 
-def beside_papers(fast: pd.DataFrame, arxiv: pd.DataFrame, caches: pd.DataFrame) -> paper.ComparisonTable:
+def beside_papers(
+    fast: pd.DataFrame, arxiv: pd.DataFrame, caches: pd.DataFrame, replicas: pd.DataFrame
+) -> paper.ComparisonTable:
     """Every claim of this topic with our number."""
-    return paper.comparison_table([*_figure("F", fast), *_fig_10(caches), *_figure("A", arxiv)])
+    in_order = (_figure("F", fast), _fig_10(caches), _fig_11(replicas), _figure("A", arxiv))
+    return paper.comparison_table(row for rows in in_order for row in rows)
 
 
 def closest_speed(rows: pd.DataFrame, mean_s: float) -> float:
@@ -95,6 +100,17 @@ def _fig_10(caches: pd.DataFrame) -> Iterator[paper.Compared]:
                 behind = f"local caches behind {policy}"
                 told = row if policy == STATED_POLICY else paper.detail(row, behind)
                 yield paper.unless_twin(told, str(rows["origin"].iloc[0]))
+
+
+def _fig_11(replicas: pd.DataFrame) -> Iterator[paper.Compared]:
+    """Nodes that hold a block at the last sample, and at most, on the conversation trace under LRU."""
+    for rank, identifier in _FIG_11.items():
+        rows = where(replicas, workload="conversation", eviction="lru", rank=rank)
+        requests, twin = min(rows["requests"].tolist()), any(rows["origin"] != "released")
+        counts = rows.sort_values("at_s")["replicas"].astype(float).tolist()
+        yield paper.marked_if_twin(paper.claimed(identifier, counts[-1], requests=requests), twin)
+        most = paper.detail(paper.claimed(identifier, max(counts), requests=requests), "at most, at any time")
+        yield paper.marked_if_twin(most, twin)
 
 
 def _gains_of_global(caches: pd.DataFrame, workload: str, policy: str) -> Iterator[paper.Compared]:

@@ -130,7 +130,8 @@ class Replicas:
         for rank in self.ranks:
             for at_s, counts in samples:
                 replicas = counts[order[rank - 1]] if rank <= len(ids) else 0
-                yield {"rank": rank, "at_s": at_s, "replicas": replicas, "origin": trace.origin}
+                told = {"requests": len(trace), "origin": trace.origin}
+                yield {"rank": rank, "at_s": at_s, "replicas": replicas, **told}
 
 
 def one_knob_at_a_time(base: PlacementReplay) -> dict[str, PlacementReplay]:

@@ -261,6 +261,11 @@ def _slow_networks(demand: pd.DataFrame) -> Iterator[paper.Compared]:
         yield paper.marked_if_twin(
             paper.claimed(identifier, float(row["mean_ttft_s"])), row["origin"] != "released"
         )
+    (whole,) = records(demand, reuses=False)
+    yield paper.marked_if_twin(paper.claimed("F106", float(whole["mean_ttft_s"])), whole["origin"] != "released")
+    # the figure hides no transfer, so ours is one that begins when the prefill ends
+    (late,) = records(demand, streams_layers=False, reuses=True, gbps=24.0)
+    yield paper.marked_if_twin(paper.claimed("F107", float(late["exposed_s"])), late["origin"] != "released")
 
 
 def least_bandwidth_gbps(rows: pd.DataFrame) -> float:

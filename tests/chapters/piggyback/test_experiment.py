@@ -25,7 +25,7 @@ from mooncake_lab.chapters.piggyback.model import (
     time_per_token,
 )
 from mooncake_lab.experiments import run, vary
-from mooncake_lab.paper import Verdict, claim
+from mooncake_lab.paper import Verdict, claim, claims
 
 RIDERS = MeasuredRiders(model="lab-tiny", fused_tokens=(8, 16), riders=(1, 3), context_tokens=8, rounds=2)
 GAIN = MeasuredGain(model="lab-tiny", fused_tokens=8, total_tokens=16, batch=3, requests=6, rounds=2)
@@ -82,7 +82,9 @@ class TestModelled:
 
     def test_beside_papers(self):
         """The claims on throughput are reproduced, the step at a tile needs its GPU."""
-        table = beside_papers(predictions()).frame().set_index("quantity")["verdict"]
+        frame = beside_papers(predictions(), ratio_sweep(["1K"])).frame()
+        assert set(frame["claim"]) == {each.id for each in claims() if each.chapter == "05_piggyback"}
+        table = frame.set_index("quantity")["verdict"]
         assert table[claim("S09").sentence] == Verdict.NEEDS_HARDWARE
         for name in ("S01", "S02", "S03"):
             assert table[claim(name).sentence] == Verdict.REPRODUCED

@@ -13,6 +13,7 @@ from mooncake_lab.chapters.placement import experiment as topic
 from mooncake_lab.chapters.placement.claims import (
     FAST_FIG_5,
     WORKLOADS,
+    _fig_11,
     beside_papers,
     closest_speed,
     local_and_global,
@@ -20,7 +21,7 @@ from mooncake_lab.chapters.placement.claims import (
 from mooncake_lab.chapters.placement.experiment import ClusterCapacity
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.experiments.cache import digest_of
-from mooncake_lab.paper import claims
+from mooncake_lab.paper import Verdict, claims
 from mooncake_lab.workload import TraceError
 
 BASE = ClusterCapacity(ssd_bytes_per_s=6e9, dram_tokens=150_000, prefill_nodes=2, decode_nodes=2, first=300)
@@ -178,13 +179,34 @@ class TestBesidePapers:
         ten = dataclasses.replace(SMALL, prefill_nodes=4, one_token=True)
         local = vary(ten, workload=tuple(WORKLOADS), policy=("longest_prefix", "load_balance", "cache_aware"))
         shared = vary(ten, workload=tuple(WORKLOADS), shared_cache=(True,))
-        return fast, arxiv, local_and_global(replayed(*local, *shared))
+        spread = replayed(topic.Replicas(first=300, ranks=(10, 100)))
+        return fast, arxiv, local_and_global(replayed(*local, *shared)), spread
 
     def test_every_claim_of_the_chapter_is_graded(self, tables):
         """No claim that the ledger gives to this chapter is left out."""
         shown = " ".join(beside_papers(*tables).frame()["quantity"])
         missing = [c.id for c in claims() if c.chapter == "09_placement" and c.sentence not in shown]
         assert missing == []
+
+
+def copies(*counts, requests=12_000, origin="released", eviction="lru"):
+    """Rows of `Replicas` for ranks 10 and 100 of the conversation trace, one sample a count."""
+    rows = [
+        {"rank": rank, "at_s": 30.0 * sample, "replicas": count}
+        for rank in (10, 100)
+        for sample, count in enumerate(counts)
+    ]
+    return pd.DataFrame(rows).assign(workload="conversation", eviction=eviction, requests=requests, origin=origin)
+
+
+def test_the_last_sample_decides_how_far_a_block_spreads():
+    """The count at the end is judged, the largest one is a detail, and caches under LFU are left out."""
+    both = pd.concat([copies(0, 6, 5), copies(0, 1, 1, eviction="lfu")])
+    rows = list(_fig_11(both))
+    assert [(row.claim, row.ours, row.decides) for row in rows] == [
+        ("F104", 5, True), ("F104", 6, False), ("F105", 5, True), ("F105", 6, False)
+    ]  # fmt: skip
+    assert {row.verdict for row in _fig_11(copies(0, 8, requests=400))} == {Verdict.TOO_SHORT}
 
 
 def test_local_caches_that_hit_nothing_can_be_set_beside_the_paper():
@@ -199,7 +221,7 @@ def test_local_caches_that_hit_nothing_can_be_set_beside_the_paper():
             for policy, shared, rate in ways
         ]
     ).assign(prefill_gpu_s=1.0, origin="made", requests=400)
-    table = beside_papers(means, means, caches).frame().set_index("quantity")
+    table = beside_papers(means, means, caches, copies(0, 1)).frame().set_index("quantity")
     gains = table[table.index.str.startswith("hit rate of the global over the local cache")]
     assert set(gains["verdict"]) == {"trace not here"}
 
@@ -215,7 +237,7 @@ def test_the_longest_prefix_decides_what_a_global_cache_gains():
     caches = pd.DataFrame(rows).assign(prefill_gpu_s=1.0, origin="released", requests=24_000)
     policies = ("kvcache_centric", "cache_aware", "load_balance", "random")
     means = pd.DataFrame({"policy": policies, "mean": (1.0, 2.0, 3.0, 4.0), "origin": "made", "requests": 24_000})
-    table = beside_papers(means, means, caches).frame()
+    table = beside_papers(means, means, caches, copies(0, 1)).frame()
     hits = table[table["claim"] == "F15"].set_index("decides")["ours"]
     assert hits[True] == pytest.approx(2.2)
     assert sorted(hits[False]) == pytest.approx([1.1, 6.6])

@@ -1,5 +1,7 @@
 """The experiments of the chapter on the store: laws on any trace, agreement with the papers on the released."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,7 +14,7 @@ from mooncake_lab.chapters.store import experiment as store
 from mooncake_lab.chapters.store.experiment import live_set, reuse_distances
 from mooncake_lab.chapters.store.replay import replay
 from mooncake_lab.experiments import run, vary
-from mooncake_lab.paper import assumption, curve
+from mooncake_lab.paper import assumption, curve, fact
 from mooncake_lab.store import EVICTION_POLICIES
 from mooncake_lab.workload import Trace, load, statistics
 
@@ -251,6 +253,20 @@ class TestBesidePapers:
         assert frame["quantity"].str.contains("twin, made to match").sum() == len(frame) - 4
         released = beside.beside_papers(capacities.assign(origin="released"), policies.assign(origin="released"))
         assert (released.frame()["verdict"] == "out of scope").sum() == 2
+
+    def test_each_cell_of_table_1_is_its_own_claim(self):
+        """A claim on a cell has the number of its policy and capacity, and the paper's of the same cell."""
+        rows = [
+            {"workload": workload, "policy": policy, "capacity_blocks": blocks, "origin": "released",
+             "prefix_hit_rate": fact("arxiv_table1_cache_policies", series=series, x=blocks or math.inf).value}
+            for workload in ("toolagent", "conversation")
+            for series, policy in beside.ARXIV_TABLE_1.items()
+            for blocks in beside.capacities_of_table_1()
+        ]  # fmt: skip
+        found = list(beside._arxiv_table_1(pd.DataFrame(rows).to_dict(orient="records")))
+        cells = [row for row in found if row.paper.unit == "fraction" and row.decides and row.claim != "A11"]
+        assert len(cells) == 1 + 3 * 5
+        assert all(row.ours == row.paper.value for row in cells)
 
 
 @pytest.mark.slow
