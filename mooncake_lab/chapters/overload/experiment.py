@@ -1,8 +1,8 @@
 """Chapter 11: overload, early rejection, and the least that any policy must reject."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
@@ -13,8 +13,10 @@ from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor.admission import PredictedLoad, StillDecodes, mean_step_s
 from mooncake_lab.core import SLO, Record, Rejected, TracedRequest, blocks_for, keyed_uniform
 from mooncake_lab.experiments import whole_trace
+from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation import Cluster, SimulationOptions
-from mooncake_lab.testbeds import paper_node_latency
+from mooncake_lab.testbeds import arxiv_testbed, paper_node_latency
+from mooncake_lab.testbeds.arxiv import CONSTANT_S
 from mooncake_lab.workload import Trace, with_poisson_arrivals
 
 Array = npt.NDArray[np.float64]
@@ -89,8 +91,16 @@ class Overload:
     decode_nodes: int = 8
     ttft_limit_s: float = 30.0
     tbt_limit_s: float = 0.1
+    prefill_factor: float | None = None
+    """By how much the nodes prefill slower than those of FAST'25; None is FAST'25's node, also for decode."""
+    decode_factor: float = 1.0
+    """By how much more a decode step grows with each request and token."""
+    decode_constant_s: float = CONSTANT_S
+    """What each decode step of a slower node takes at least."""
     threshold: float = 1.0
     """Load at which a pool is full (assumption B21)."""
+    arrival_threshold: float | None = None
+    """Load at which a request is refused on arrival; None is `threshold`."""
     decode_s: float | None = None
     """t_d of the predictive policy; None takes the length-biased mean answer times the TBT limit (B22)."""
     placement: Literal["kvcache_centric", "random"] = "kvcache_centric"
@@ -101,6 +111,8 @@ class Overload:
     """Spacing of the load series."""
     seed: int = 0
     """From 1 on, another stretch of the trace, with arrivals spread over their tick (assumption B09)."""
+    twin: int = 0
+    """Seed of the twin where there is no released trace."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row: what was rejected where, what was wasted, what was served, and how load moved."""
@@ -120,7 +132,7 @@ class Overload:
 
     def requests(self) -> tuple[list[TracedRequest], Trace]:
         """The requests as they arrive, from second 0 on, and the trace they are from."""
-        everybody, trace = _whole(self.workload)
+        everybody, trace = _whole(self.workload, self.twin)
         count = min(self.first, len(everybody))
         start = int(keyed_uniform(self.seed, "window") * (len(everybody) - count)) if self.seed else 0
         arrival_s = trace.arrival_s[start : start + count]
@@ -142,9 +154,15 @@ class Overload:
             slo=self.slo,
             block_size_tokens=block_size_tokens,
         )
-        log = Cluster(spec, paper_node_latency(), SimulationOptions(view_age_s=self.view_age_s)).run(requests)
+        log = Cluster(spec, self.node(), SimulationOptions(view_age_s=self.view_age_s)).run(requests)
         end_s = requests[-1].request.arrival_s
         return log, np.arange(min(60.0, end_s / 5), end_s, self.every_s)
+
+    def node(self) -> LatencyModel:
+        """The latency model of the nodes."""
+        if self.prefill_factor is None:
+            return paper_node_latency()
+        return arxiv_testbed(self.prefill_factor, self.decode_factor, self.decode_constant_s)
 
     def admission(self, requests: list[TracedRequest]) -> conductor.AdmissionPolicy:
         """The policy; only the oracle is told the future, and no command line can build it."""
@@ -153,16 +171,16 @@ class Overload:
             answers = [traced.output_tokens for traced in requests]
             decode_s = self.tbt_limit_s * conductor.length_biased_mean(answers, answers)
         lengths = {traced.request.id: traced.output_tokens for traced in requests}
-        policies: dict[str, conductor.AdmissionPolicy] = {
-            "after_prefill": conductor.AfterPrefill(self.threshold),
-            "early": conductor.EarlyRejection(self.threshold),
-            "committed": conductor.EarlyRejection(self.threshold, with_coming=True),
-            "predictive": conductor.PredictiveRejection(self.threshold, decode_s),
-            "length_predicting": conductor.LengthPredicting(self.threshold),
-            "adaptive": conductor.AdaptiveThreshold(self.threshold),
-            "oracle": OracleAdmission(self.threshold, answer_tokens=lengths),
+        policies: dict[str, Callable[..., conductor.AdmissionPolicy]] = {
+            "after_prefill": conductor.AfterPrefill,
+            "early": conductor.EarlyRejection,
+            "committed": partial(conductor.EarlyRejection, with_coming=True),
+            "predictive": partial(conductor.PredictiveRejection, decode_s=decode_s),
+            "length_predicting": conductor.LengthPredicting,
+            "adaptive": conductor.AdaptiveThreshold,
+            "oracle": partial(OracleAdmission, answer_tokens=lengths),
         }
-        return policies[self.policy]
+        return policies[self.policy](self.threshold, arrival_threshold=self.arrival_threshold)
 
     def loads(self, log: list[Record], times_s: Array) -> tuple[Array, Array]:
         """Loads of the prefill and of the decode pool at some times."""
@@ -174,6 +192,7 @@ class Overload:
         found = {
             "prefill_load": float(prefill.mean()),
             "decode_load": float(decode.mean()),
+            "prefill_swing": metrics.swing(prefill),
             "decode_swing": metrics.swing(decode),
         }
         lags = min(int(_MOST_LAG_S / self.every_s), len(times_s) // 3)
@@ -203,9 +222,9 @@ class LoadSeries:
             yield {"at_s": float(at_s), "prefill": float(p), "decode": float(d), "source": trace.source}
 
 
-@cache
-def _whole(workload: str) -> tuple[list[TracedRequest], Trace]:
-    trace = _uniform() if workload == "uniform" else whole_trace(workload)
+@lru_cache(maxsize=4)
+def _whole(workload: str, twin: int) -> tuple[list[TracedRequest], Trace]:
+    trace = _uniform() if workload == "uniform" else whole_trace(workload, twin)
     return list(trace.requests()), trace
 
 

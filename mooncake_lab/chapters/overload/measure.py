@@ -1,0 +1,145 @@
+"""The whole-trace replays of chapter 11: `data/measured/overload_replays.csv`, one row each.
+
+`python -m mooncake_lab.chapters.overload.measure` computes what the file does not hold yet, and adds each row as soon
+as it is computed, so it can be stopped at any time. All replays take 50 minutes of one processor; `--only` names
+parts.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from tqdm import tqdm
+
+from mooncake_lab.bench.machine import commit
+from mooncake_lab.chapters.overload.experiment import Overload
+from mooncake_lab.chapters.overload.replays import (
+    ARRIVAL_THRESHOLDS,
+    DECODE_FACTORS,
+    POINT_A,
+    POINT_B,
+    POLICIES,
+    PREFILL_FACTORS,
+    REPLAY,
+    TTFT_LIMITS_S,
+    fitted_points,
+    key_of,
+    only_decode_scarce,
+    with_policies,
+)
+from mooncake_lab.core import carried_folder, rare_collections
+from mooncake_lab.experiments import vary
+
+TWINS: Final = tuple(range(7))
+"""The twins of the record."""
+HELD_BACK: Final = tuple(range(7, 14))
+"""Other twins, on which the record is checked; the map on the first of them."""
+_SETTING: Final = (
+    "workload",
+    "twin",
+    "decode_nodes",
+    "tbt_limit_s",
+    "prefill_factor",
+    "decode_factor",
+    "decode_constant_s",
+    "ttft_limit_s",
+    "policy",
+    "arrival_threshold",
+)
+_COUNTED: Final = ("requests", "rejected", "rejected_late")
+_MEASURED: Final = (
+    "wasted_prefill_s",
+    "prefill_gpu_s",
+    "goodput",
+    "prefill_load",
+    "decode_load",
+    "prefill_swing",
+    "decode_swing",
+    "correlation",
+    "peak_lag_s",
+    "arrival_rejected_tokens",
+    "late_rejected_tokens",
+    "kept_tokens",
+)
+COLUMNS: Final = (*_SETTING, *_COUNTED, *_MEASURED, "origin", "commit", "date")
+
+
+def _on(
+    twins: Sequence[int], points: Iterable[Overload], thresholds: Sequence[float] = ARRIVAL_THRESHOLDS[1:]
+) -> Iterator[Overload]:
+    for point in points:
+        for each in vary(point, twin=twins):
+            yield from with_policies(each, POLICIES, thresholds)
+
+
+def _map(twin: int, thresholds: Sequence[float]) -> Iterator[Overload]:
+    axes = {"ttft_limit_s": TTFT_LIMITS_S, "prefill_factor": PREFILL_FACTORS, "decode_factor": DECODE_FACTORS}
+    for threshold in sorted(thresholds, key=lambda each: abs(each - ARRIVAL_THRESHOLDS[1])):  # 0.98 first
+        for cell in vary(REPLAY, twin=(twin,), **axes):
+            yield from with_policies(cell, POLICIES[:3], (threshold,))
+
+
+PARTS: Final[Mapping[str, Callable[[], Iterable[Overload]]]] = {
+    "A": lambda: _on(TWINS, [POINT_A]),
+    "B": lambda: _on(TWINS, [POINT_B]),
+    "fitted": lambda: _on(TWINS, fitted_points()),
+    "map": lambda: _map(TWINS[0], ARRIVAL_THRESHOLDS),
+    "only_decode": lambda: only_decode_scarce(TWINS),
+    "held_back": lambda: _on(HELD_BACK, [*fitted_points(), POINT_A, POINT_B], ARRIVAL_THRESHOLDS[1:2]),
+    "held_back_map": lambda: _map(HELD_BACK[0], ARRIVAL_THRESHOLDS[1:2]),
+}
+"""What is replayed, by the name of the part, in order."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compute the parts that are asked for, one replay after the other."""
+    default = carried_folder("measured") / "overload_replays.csv"
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--out", type=Path, default=default, help="the CSV file, %(default)s by default")
+    parser.add_argument("--only", help="parts, separated by commas; all by default: " + ", ".join(PARTS))
+    asked = parser.parse_args(arguments)
+    names = asked.only.split(",") if asked.only else list(PARTS)
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        parser.error(f"--only {','.join(unknown)}: no such part; the parts are {', '.join(PARTS)}")
+    held = _held(asked.out)
+    wanted = [each for name in names for each in PARTS[name]()]
+    missing = list({key: each for each in wanted if (key := key_of(vars_of(each))) not in held}.values())
+    if not asked.out.exists():
+        asked.out.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
+    source = commit() or "unknown"
+    with asked.out.open("a", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        for each in tqdm(missing, unit="replay", disable=not missing, mininterval=10):
+            with rare_collections():
+                (row,) = each.rows()
+            date = datetime.now(UTC).date().isoformat()
+            writer.writerow(_as_text({**vars_of(each), **row, "commit": source, "date": date}))
+            file.flush()
+    return 0
+
+
+def vars_of(replay: Overload) -> dict[str, Any]:
+    """The settings by which a row is found."""
+    return {name: getattr(replay, name) for name in _SETTING}
+
+
+def _held(path: Path) -> set[tuple[str, ...]]:
+    if not path.exists():
+        return set()
+    with path.open(encoding="utf-8", newline="") as file:
+        return {key_of(row) for row in csv.DictReader(file)}
+
+
+def _as_text(row: Mapping[str, Any]) -> dict[str, str]:
+    """Six digits are enough for a share, and nothing for what is not there."""
+    rounded = {name: f"{row[name]:.6g}" for name in _MEASURED if name in row}
+    return {**{name: "" if value is None else str(value) for name, value in row.items()}, **rounded}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
