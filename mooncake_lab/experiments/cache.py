@@ -35,6 +35,8 @@ CACHE_VARIABLE: Final = "MOONCAKE_LAB_CACHE"
 
 _PACKAGE: Final = mooncake_lab.__name__
 _LONGEST_PATH: Final = 250  # in a name, not a path: what asks the system about longer ones fails
+_VERDICTS: Final = {"evidence.csv", "alternatives.csv", "sensitivity.csv"}
+"""Data on what verdicts rest on; no number of an experiment depends on it."""
 _LIBRARIES: Final = ("numpy", "pandas", "torch", "transformers", "simpy", "xxhash")
 _log = logging.getLogger(__name__)
 
@@ -120,7 +122,10 @@ def _code_digest(module: str) -> bytes:
 def data_digest() -> str:
     """The papers' numbers, and what was measured and is kept beside them, as one name."""
     root = data_dir().parent
-    files = (path for folder in (data_dir(), root / "measured") for path in folder.rglob("*") if path.is_file())
+    folders = (data_dir(), root / "measured")
+    files = (
+        path for folder in folders for path in folder.rglob("*") if path.is_file() and path.name not in _VERDICTS
+    )
     return tree_digest(root, files)
 
 

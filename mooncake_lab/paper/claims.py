@@ -271,6 +271,11 @@ class Claim:
                 " what is fitted or computed from printed numbers predicts nothing"
             )
 
+    @property
+    def is_judged(self) -> bool:
+        """Whether a number of ours decides it that other assumptions could change."""
+        return self.reach == "here" and self.grounds.basis in {Basis.PREDICTED, Basis.CALIBRATED}
+
     def is_too_short(self, requests: int | None) -> bool:
         """Whether a run of that number of requests is too short to decide this claim.
 

@@ -4,11 +4,15 @@
 scorecard, the front page of the book and the notes on the data show this one table.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from mooncake_lab.paper.facts import read_rows, told
+from mooncake_lab.core import carried_folder
+from mooncake_lab.paper.facts import read_rows, rows_of, told
+
+REPRODUCED: Final = "reproduced"
 
 
 class Basis(StrEnum):
@@ -117,4 +121,86 @@ def grounds() -> dict[str, Grounds]:
         found[name] = told(row | {"assumptions": named}, Grounds, where)
     if missing := sorted(claims - set(found)):
         raise ValueError(f"evidence.csv has no row for claim {missing[0]!r}; each claim has one")
+    recorded = sensitivity()
+    return {name: _with_condition(each, recorded.get(name, ())) for name, each in found.items()}
+
+
+def _with_condition(on: Grounds, tried: "Sequence[Tried]") -> Grounds:
+    """The grounds with the condition that the recorded alternatives ask for, where none is written."""
+    lost = flips(tried)
+    if on.condition or on.basis is not Basis.PREDICTED or not lost:
+        return on
+    said = "; ".join(f"{each.alternative} ({each.assumption})" for each in lost)
+    return replace(on, condition=f"as assumed, and not with {said}")
+
+
+ALTERNATIVES: Final = "alternatives.csv"
+SENSITIVITY: Final = "sensitivity.csv"
+"""What `python -m mooncake_lab.chapters.sensitivity` records in `data/measured`."""
+AS_ASSUMED: Final = "as assumed"
+"""The alternative of a row that changes nothing."""
+NOT_TRIED: Final = "not tried"
+"""The verdict of a row whose experiment cannot express the alternative."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another reasonable choice in place of an assumption."""
+
+    assumption: str
+    alternative: str
+    """What is assumed in its place; `none` where nothing else is reasonable."""
+    reason: str
+    """Why it is reasonable; or why there is none, or none that can be tried."""
+    how: str = ""
+    """What `mooncake_lab.chapters.sensitivity` sets; empty where it cannot be tried."""
+
+
+def alternatives() -> tuple[Alternative, ...]:
+    """Every alternative, in the order of `data/paper/alternatives.csv`.
+
+    Raises:
+        ValueError: when one is of an assumption that does not exist, or an assumption has none.
+    """
+    found = tuple(
+        told(row, Alternative, f"{row['assumption']} of {ALTERNATIVES}") for row in read_rows(ALTERNATIVES)
+    )
+    assumed, covered = [row["id"] for row in read_rows("assumptions.csv")], {each.assumption for each in found}
+    if unknown := sorted(covered - set(assumed)):
+        raise ValueError(f"{ALTERNATIVES} is about {unknown[0]!r}, which is not in assumptions.csv")
+    if missing := [name for name in assumed if name not in covered]:
+        raise ValueError(f"{ALTERNATIVES} has no row for assumption {missing[0]!r}; say `none`, and why")
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What becomes of a claim at one alternative."""
+
+    claim: str
+    assumption: str = ""
+    alternative: str
+    ours: float | None = None
+    verdict: str
+    """Without regard to any condition; or `not tried`."""
+    commit: str
+    """Of the code that computed it."""
+
+
+def sensitivity() -> dict[str, tuple[Tried, ...]]:
+    """By claim, the verdict as assumed and at each alternative, as recorded; empty without a record."""
+    path = carried_folder("measured") / SENSITIVITY
+    found: dict[str, tuple[Tried, ...]] = {}
+    if path.is_file():
+        for row in rows_of(path):
+            each = told(row, Tried, f"{row['claim']} of {SENSITIVITY}")
+            found[each.claim] = (*found.get(each.claim, ()), each)
+    return found
+
+
+def flips(tried: Sequence[Tried]) -> tuple[Tried, ...]:
+    """The alternatives at which a claim that is reproduced as assumed is not."""
+    assumed = [each.verdict for each in tried if not each.assumption]
+    if assumed != [REPRODUCED]:
+        return ()
+    return tuple(each for each in tried if each.verdict not in {REPRODUCED, NOT_TRIED})

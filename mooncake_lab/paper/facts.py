@@ -31,7 +31,15 @@ def read_rows(name: str) -> list[dict[str, str]]:
     Raises:
         ValueError: naming file and line, when a row has more or fewer fields than the header.
     """
-    path = data_dir() / name
+    return rows_of(data_dir() / name)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, as text by column.
+
+    Raises:
+        ValueError: naming file and line, when a row has more or fewer fields than the header.
+    """
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.reader(file)
         header = next(reader)

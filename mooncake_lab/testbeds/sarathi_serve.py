@@ -50,15 +50,29 @@ class Testbed:
         """The devices of one stage."""
         return replace(perf.hardware(self.device), name=f"{self.tensor} x {self.device}", devices=self.tensor)
 
-    def clock(self, sum_s: float = 0.0) -> StageClock:
-        """What an iteration costs on it, if an all-reduce between nodes has the latency `sum_s`."""
+    def clock(
+        self, sum_s: float = 0.0, *, context_tokens: int = CONTEXT_TOKENS, decode_s: float | None = None
+    ) -> StageClock:
+        """What an iteration costs on it.
+
+        Args:
+            sum_s: latency of an all-reduce between nodes.
+            context_tokens: at which the decodes of the artifact were timed (assumption B41).
+            decode_s: of an iteration of 32 decodes with 4K of context each; None takes what Yi-34B's gives
+                (assumption B48).
+        """
+        cost = cost_of(self, context_tokens)
+        if decode_s is not None:
+            decodes = 32
+            extra_s = (decode_s - cost.step_s(0, 0, decodes, decodes * 4096)) / decodes
+            cost = replace(cost, per_decode_s=max(0.0, cost.per_decode_s + extra_s))
         shape = perf.model_shape(self.model)
         network = perf.LinkLatency(gbps(fact(TEXT, series="network", x="ethernet_gbps").value))
         activations = shape.width * shape.bytes_per_element
         sums = LAYER_SUMS * shape.layers if self.split > 1 else 0
         crossing = 2 * (self.split - 1) / self.split * activations / network.bytes_per_s
         return StageClock(
-            cost=cost_of(self),
+            cost=cost,
             stages=self.stages,
             link=network,
             hop_bytes_per_token=activations if self.stages > 1 else 0,
@@ -92,9 +106,9 @@ def slo_s(name: str, which: str) -> float:
     return fact(LIMITS, series=name.split(",", maxsplit=1)[0], x=which).value
 
 
-def cost_of(bed: Testbed) -> perf.IterationCost:
-    """Iterations over all layers of a machine's model, by the devices of one stage."""
-    anchored = yi_34b_on_two_a100s()
+def cost_of(bed: Testbed, context_tokens: int = CONTEXT_TOKENS) -> perf.IterationCost:
+    """Iterations over all layers of a machine's model, by the devices of one stage; B41 is the context."""
+    anchored = yi_34b_on_two_a100s(context_tokens)
     yi = TESTBEDS["Yi-34B"]
     if (bed.model, bed.device, bed.tensor) == (yi.model, yi.device, yi.tensor):
         return anchored
@@ -107,7 +121,7 @@ def cost_of(bed: Testbed) -> perf.IterationCost:
     return replace(moved, per_decode_s=moved.per_decode_s * float(assumption("B48").value or 0))
 
 
-def yi_34b_on_two_a100s() -> perf.IterationCost:
+def yi_34b_on_two_a100s(context_tokens: int = CONTEXT_TOKENS) -> perf.IterationCost:
     """The machine of the artifact: linear operators through its prefills, decodes through its largest batch.
 
     What a decode costs beside its matrices is mostly not attention: at most 8 % of it would be, at SARATHI's share
@@ -122,8 +136,8 @@ def yi_34b_on_two_a100s() -> perf.IterationCost:
     memory = 2 * perf.hardware("a100").memory_bytes_per_s
     per_context_s = perf.model_shape("yi-34b").kv_bytes_per_token / (ATTENTION_SHARE * memory)
     linear = seconds - per_pair_s * lengths * (lengths + 1) / 2
-    per_decode_s = (steps[-1] - linear[0]) / batches[-1] - per_context_s * CONTEXT_TOKENS
-    alone_s = steps[0] - per_decode_s - per_context_s * CONTEXT_TOKENS
+    per_decode_s = (steps[-1] - linear[0]) / batches[-1] - per_context_s * context_tokens
+    alone_s = steps[0] - per_decode_s - per_context_s * context_tokens
     anchors = ((1.0, float(min(alone_s, linear[0]))), *zip(lengths.tolist(), linear.tolist(), strict=True))
     return perf.IterationCost(
         name="Yi-34B on two A100s, anchored to the Sarathi-Serve artifact",

@@ -109,6 +109,10 @@ class EndToEnd:
     """With prefix caching, what hashing a token costs vLLM, each time it does (assumption B38)."""
     router: RouterName = "fewest_requests"
     """What spreads requests over vLLM instances (assumption B39)."""
+    cache_tokens: int = 3_000_000
+    """KVCache in the DRAM of a prefill node of Mooncake (assumption B08)."""
+    first_shown_by: Literal["decode", "prefill"] = "decode"
+    """Which node of Mooncake shows the first token, so that TTFT ends there (assumption B18)."""
     device_tokens: int = 1_330_000
     """KVCache in the GPU memory of a node that decodes (assumption B15)."""
     ttft_limit_s: float = 30.0
@@ -202,6 +206,8 @@ def serve(point: EndToEnd, trace: Trace) -> list[Record]:
         spec = ClusterSpec.disaggregated(
             prefill_nodes=point.prefill_nodes,
             decode_nodes=point.decode_nodes,
+            cache_tokens=point.cache_tokens,
+            first_shown_by=point.first_shown_by,
             device_tokens=point.device_tokens,
             max_batch_tokens=point.pack_tokens,
             block_size_tokens=trace.block_size_tokens,

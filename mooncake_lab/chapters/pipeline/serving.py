@@ -16,7 +16,15 @@ from mooncake_lab.experiments import tabulated
 from mooncake_lab.paper import fact
 from mooncake_lab.perf import IterationCost
 from mooncake_lab.simulation import PipelineSpec, run_pipeline
-from mooncake_lab.testbeds.sarathi_serve import BLOCK_TOKENS, TESTBEDS, TEXT, slo_s, testbed, yi_34b_on_two_a100s
+from mooncake_lab.testbeds.sarathi_serve import (
+    BLOCK_TOKENS,
+    CONTEXT_TOKENS,
+    TESTBEDS,
+    TEXT,
+    slo_s,
+    testbed,
+    yi_34b_on_two_a100s,
+)
 from mooncake_lab.workload.transforms import poisson_arrivals_s
 
 TABLE_2: Final = "sarathi_serve_table2_workloads"
@@ -74,6 +82,10 @@ class Serving:
     requests: int = 200
     sum_ms: float = 0.0
     """Latency of an all-reduce between nodes, where the testbed needs one."""
+    context_tokens: int = CONTEXT_TOKENS
+    """Context at which the artifact's decodes were timed (assumption B41)."""
+    printed_decodes: bool = False
+    """Whether decodes take a fifth of the printed strict limit, not what Yi-34B's times give (assumption B48)."""
     apart: bool = False
     """Whether chunks and decodes of a plan take turns in place of sharing an iteration."""
     seed: int = 0
@@ -97,9 +109,13 @@ class Serving:
         bed = testbed(self.testbed)
         most = (MOST_OF_ORCA if self.policy == "Orca" else MOST_REQUESTS) // bed.stages
         window = int(fact(TABLE_2, series=self.workload, x="total_at_most").value)
+        decode_s = slo_s(self.testbed, "strict") / 5 if self.printed_decodes else None
         held = bed.capacity_tokens() // BLOCK_TOKENS // bed.stages * BLOCK_TOKENS
         return PipelineSpec(
-            clock=replace(bed.clock(self.sum_ms / 1000), apart=self.apart),
+            clock=replace(
+                bed.clock(self.sum_ms / 1000, context_tokens=self.context_tokens, decode_s=decode_s),
+                apart=self.apart,
+            ),
             policy=entry(POLICIES, self.policy, "no policy"),
             limits=limits_of(most, request_tokens=window, batch_tokens=window + most, capacity_tokens=held),
             micro_batches=bed.stages,
@@ -154,6 +170,8 @@ SEARCH_REQUESTS: Final = {"smoke": 16, "classroom": 256, "full": 2048, "gpu": 20
 """Least number of requests per run; the paper has 2048."""
 SEARCH_SEEDS: Final = {"smoke": 1, "classroom": 3, "full": 1, "gpu": 1}
 """Seeds over which capacities are averaged: another seed moves a capacity by a step of the search."""
+NEAR_THE_BAND, THOSE_SEEDS = "LLaMA2-70B", {"smoke": 1, "classroom": 9, "full": 1, "gpu": 1}
+"""A machine whose ratio is near the end of its band, and its seeds: 3 others may give another verdict."""
 SEARCH_SECONDS: Final = {"smoke": 20.0, "classroom": 120.0, "full": 0.0, "gpu": 0.0}
 """Least time over which they arrive: a run must be long compared with one request."""
 SEARCH_WORKLOADS: Final = ("openchat_sharegpt4", "arxiv_summarization")
@@ -184,6 +202,9 @@ class CapacitySearch:
     seconds: float = 120.0
     """Least time over which requests arrive."""
     sum_ms: float = 0.0
+    context_tokens: int = CONTEXT_TOKENS
+    """As of `Serving`, and so is the next one."""
+    printed_decodes: bool = False
     seed: int = 0
 
     def rows(self) -> Iterable[Mapping[str, Any]]:
@@ -202,7 +223,7 @@ class CapacitySearch:
         yield {"slo_s": slo_s(self.testbed, self.limit), "requests_per_s": low, "runs": len(tried)}
 
     def _serves(self, rate: float, tried: dict[float, bool]) -> bool:
-        shared = ("testbed", "policy", "workload", "sum_ms", "seed")
+        shared = ("testbed", "policy", "workload", "sum_ms", "context_tokens", "printed_decodes", "seed")
         requests = max(self.requests, math.ceil(rate * self.seconds))
         serving = Serving(rate=rate, requests=requests, **{name: getattr(self, name) for name in shared})
         (seen,) = serving.rows()
@@ -241,8 +262,8 @@ def cells(scale: str, *, seed: int = 0) -> tuple[CapacitySearch, ...]:
             sum_ms=TESTBEDS[name].sum_ms,
             seed=each,
         )
-        for each in range(seed, seed + SEARCH_SEEDS[scale])
         for name, workload, limit, policy in chosen
+        for each in range(seed, seed + (THOSE_SEEDS if name == NEAR_THE_BAND else SEARCH_SEEDS)[scale])
     )
 
 

@@ -48,6 +48,8 @@ class PlacementReplay:
     cache_tokens: int = 3_000_000
     """KVCache each prefill node holds in DRAM (assumption B08)."""
     shared_cache: bool = False
+    first_shown_by: Literal["decode", "prefill"] = "decode"
+    """Which node shows the first token, so that TTFT ends there (assumption B18)."""
     overtaking: bool = False
     """Whether a prompt whose prefix is on its way lets those behind it start (assumption B51)."""
     eviction: str = "lru"
@@ -231,6 +233,7 @@ def _cluster(replay: PlacementReplay, block_size_tokens: int) -> Cluster:
         device_tokens=device_tokens(hardware(replay.node), model.shape),
         cache_tokens=replay.cache_tokens,
         shared_cache=replay.shared_cache,
+        first_shown_by=replay.first_shown_by,
         overtaking=replay.overtaking,
         eviction=replay.eviction,
         block_size_tokens=block_size_tokens,

@@ -149,6 +149,8 @@ class BandwidthDemand:
     """Bandwidth of each node's network, in 10^9 bits per second, in both directions at once."""
     streams_layers: bool = True
     """Whether KVCache leaves for the decode instance while the prompt is computed."""
+    cache_tokens: int = PrefillPool().cache_tokens
+    """KVCache that a prefill node keeps (assumption B08)."""
     reuses: bool = True
     """Whether prefixes are kept; otherwise every prompt is computed in full."""
     prefill_nodes: int = 16
@@ -165,7 +167,7 @@ class BandwidthDemand:
         spec = ClusterSpec.disaggregated(
             prefill_nodes=self.prefill_nodes,
             decode_nodes=self.decode_nodes,
-            cache_tokens=PrefillPool().cache_tokens if self.reuses else trace.block_size_tokens,
+            cache_tokens=self.cache_tokens if self.reuses else trace.block_size_tokens,
             streams_layers=self.streams_layers,
             block_size_tokens=trace.block_size_tokens,
         )
