@@ -119,11 +119,18 @@ class Overload:
         requests, trace = self.requests()
         log, times_s = self.replay(requests, trace.block_size_tokens)
         yield {
-            **_counts(log, requests, self.slo),
+            **rejections(log, requests),
+            "goodput": float(metrics.effective(metrics.request_table(log), self.slo).mean()),
             **self._movement(log, times_s),
             "origin": trace.origin,
             "source": trace.source,
         }
+
+    def rejected(self) -> dict[str, Any]:
+        """The part of the row that is counted fastest: what was rejected where, and what was wasted."""
+        requests, trace = self.requests()
+        log, _ = self.replay(requests, trace.block_size_tokens)
+        return {**rejections(log, requests), "origin": trace.origin}
 
     @property
     def slo(self) -> SLO:
@@ -248,9 +255,8 @@ def _uniform() -> Trace:
     return with_poisson_arrivals(alike, len(like) / float(like.arrival_s[-1]), seed=0)
 
 
-def _counts(log: list[Record], requests: list[TracedRequest], slo: SLO) -> dict[str, Any]:
-    table = metrics.request_table(log)
-    served = metrics.effective(table, slo)
+def rejections(log: list[Record], requests: list[TracedRequest]) -> dict[str, Any]:
+    """How many requests were rejected on arrival and after prefill, how long they are, and the prefill in vain."""
     rejected = [record for record in log if isinstance(record, Rejected)]
     late = {record.request_id for record in rejected if record.stage == "decode"}
     early = {record.request_id for record in rejected} - late
@@ -264,7 +270,6 @@ def _counts(log: list[Record], requests: list[TracedRequest], slo: SLO) -> dict[
         "kept_tokens": _mean_prompt(requests, {traced.request.id for traced in requests} - late - early),
         "wasted_prefill_s": metrics.wasted_prefill_gpu_s(log),
         "prefill_gpu_s": metrics.prefill_gpu_s(log),
-        "goodput": float(served.mean()),
     }
 
 

@@ -1,15 +1,17 @@
 """The whole-trace replays of chapter 11: `data/measured/overload_replays.csv`, one row each.
 
-`python -m mooncake_lab.chapters.overload.measure` computes what the file does not hold yet, and adds each row as soon
-as it is computed, so it can be stopped at any time. All replays take 50 minutes of one processor; `--only` names
-parts.
+`python -m mooncake_lab.chapters.overload.measure` computes what the file does not hold yet, and adds each row as
+soon as it is computed, so it can be stopped at any time. A replay takes four seconds of a processor, and there are
+about 800; `--only` names parts. Of the map only rejections and wasted prefill are recorded.
 """
 
 import argparse
 import csv
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +20,6 @@ from tqdm import tqdm
 from mooncake_lab.bench.machine import commit
 from mooncake_lab.chapters.overload.experiment import Overload
 from mooncake_lab.chapters.overload.replays import (
-    ARRIVAL_THRESHOLDS,
     DECODE_FACTORS,
     POINT_A,
     POINT_B,
@@ -68,29 +69,37 @@ _MEASURED: Final = (
 COLUMNS: Final = (*_SETTING, *_COUNTED, *_MEASURED, "origin", "commit", "date")
 
 
-def _on(
-    twins: Sequence[int], points: Iterable[Overload], thresholds: Sequence[float] = ARRIVAL_THRESHOLDS[1:]
-) -> Iterator[Overload]:
+JUDGED: Final = 0.98
+"""The arrival threshold at which the order is judged."""
+
+
+def _on(twins: Sequence[int], points: Iterable[Overload], threshold: float = JUDGED) -> Iterator[Overload]:
     for point in points:
-        for each in vary(point, twin=twins):
-            yield from with_policies(each, POLICIES, thresholds)
+        for each in vary(point, twin=tuple(twins)):
+            yield from with_policies(each, POLICIES, (threshold,))
 
 
-def _map(twin: int, thresholds: Sequence[float]) -> Iterator[Overload]:
-    axes = {"ttft_limit_s": TTFT_LIMITS_S, "prefill_factor": PREFILL_FACTORS, "decode_factor": DECODE_FACTORS}
-    for threshold in sorted(thresholds, key=lambda each: abs(each - ARRIVAL_THRESHOLDS[1])):  # 0.98 first
-        for cell in vary(REPLAY, twin=(twin,), **axes):
-            yield from with_policies(cell, POLICIES[:3], (threshold,))
+def _map(twin: int, threshold: float = JUDGED) -> Iterator[Overload]:
+    """Every second cell first, as on a chess board: half of the map shows its shape."""
+    cells = list(product(enumerate(PREFILL_FACTORS), enumerate(DECODE_FACTORS)))
+    cells.sort(key=lambda cell: (cell[0][0] + cell[1][0]) % 2)
+    for (_, prefill), (_, decode) in cells:
+        cell = replace(REPLAY, twin=twin, prefill_factor=prefill, decode_factor=decode)
+        for each in vary(cell, ttft_limit_s=TTFT_LIMITS_S):
+            yield from with_policies(each, POLICIES[:3], (threshold,))
 
 
 PARTS: Final[Mapping[str, Callable[[], Iterable[Overload]]]] = {
     "A": lambda: _on(TWINS, [POINT_A]),
     "B": lambda: _on(TWINS, [POINT_B]),
     "fitted": lambda: _on(TWINS, fitted_points()),
-    "map": lambda: _map(TWINS[0], ARRIVAL_THRESHOLDS),
+    "map": lambda: _map(TWINS[0]),
     "only_decode": lambda: only_decode_scarce(TWINS),
-    "held_back": lambda: _on(HELD_BACK, [*fitted_points(), POINT_A, POINT_B], ARRIVAL_THRESHOLDS[1:2]),
-    "held_back_map": lambda: _map(HELD_BACK[0], ARRIVAL_THRESHOLDS[1:2]),
+    "held_back": lambda: _on(HELD_BACK, [*fitted_points(), POINT_A, POINT_B]),
+    "held_back_map": lambda: _map(HELD_BACK[0]),
+    "threshold_1": lambda: _on(TWINS, [*fitted_points(), POINT_A, POINT_B], 1.0),
+    "map_1": lambda: _map(TWINS[0], 1.0),
+    "map_0.95": lambda: _map(TWINS[0], 0.95),
 }
 """What is replayed, by the name of the part, in order."""
 
@@ -107,16 +116,19 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"--only {','.join(unknown)}: no such part; the parts are {', '.join(PARTS)}")
     held = _held(asked.out)
-    wanted = [each for name in names for each in PARTS[name]()]
-    missing = list({key: each for each in wanted if (key := key_of(vars_of(each))) not in held}.values())
+    missing: dict[tuple[str, ...], tuple[Overload, bool]] = {}
+    for name in names:
+        for each in PARTS[name]():
+            if (key := key_of(vars_of(each))) not in held:
+                missing.setdefault(key, (each, "map" in name))
     if not asked.out.exists():
         asked.out.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
     source = commit() or "unknown"
     with asked.out.open("a", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
-        for each in tqdm(missing, unit="replay", disable=not missing, mininterval=10):
+        writer = csv.DictWriter[str](file, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        for each, of_map in tqdm(missing.values(), unit="replay", mininterval=10):
             with rare_collections():
-                (row,) = each.rows()
+                row = each.rejected() if of_map else next(iter(each.rows()))
             date = datetime.now(UTC).date().isoformat()
             writer.writerow(_as_text({**vars_of(each), **row, "commit": source, "date": date}))
             file.flush()

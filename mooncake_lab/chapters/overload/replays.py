@@ -77,9 +77,9 @@ def judged_order(upper_ends: Mapping[float, Sequence[float]], region_has_it: boo
     """The verdict on the order of arXiv Table 3: early rejection and prediction reject less than the baseline.
 
     The rule was fixed before the replays. The order is reproduced if at the fitted point, over at least seven
-    twins and at an arrival threshold of 0.98, the 95 % intervals of both ratios to the baseline lie below 1 at both
-    limits on TTFT. It is conditional if they do at one of the limits, or if cells of the map in the region of the
-    fit have the order. Otherwise it is not reproduced.
+    twins and at an arrival threshold of 0.98, the 95 % intervals of both ratios to the baseline lie below 1 at
+    both limits of TTFT. It is conditional if they do at one of the limits, or if cells of the map in the region of
+    the fit have the order. Otherwise it is not reproduced.
 
     Args:
         upper_ends: by TTFT limit (s), the upper ends of the intervals of early and prediction over the baseline.
