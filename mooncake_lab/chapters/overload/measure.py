@@ -123,9 +123,9 @@ def main(arguments: list[str] | None = None) -> int:
                 missing.setdefault(key, (each, "map" in name))
     if not asked.out.exists():
         asked.out.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
-    source = commit() or "unknown"
+    source, fields = commit() or "unknown", list[str](COLUMNS)
     with asked.out.open("a", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter[str](file, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer = csv.DictWriter(file, fields, extrasaction="ignore", lineterminator="\n")
         for each, of_map in tqdm(missing.values(), unit="replay", mininterval=10):
             with rare_collections():
                 row = each.rejected() if of_map else next(iter(each.rows()))
