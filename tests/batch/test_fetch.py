@@ -18,6 +18,8 @@ from mooncake_lab.batch import fetch
 from mooncake_lab.batch.fetch import fetch_book_traces
 from mooncake_lab.workload import DATA_VARIABLE, RELEASES, releases
 
+PATIENT_S = 600.0
+"""For what has to come, however busy the machine is."""
 ROOT = Path(__file__).parents[2]
 CONTENTS = {name: f"{name}\n".encode() * 50_000 for name in ("conversation", "synthetic")}
 FILES = {name: RELEASES[name].file_name for name in CONTENTS}
@@ -109,10 +111,10 @@ def left(folder: Path) -> dict[str, bytes]:
 def test_both_are_fetched_once(upstream, tmp_path):
     """Whole files appear under the names that the search finds, one line says so, and nothing is tried again."""
     folder = tmp_path / "traces"
-    assert fetch_book_traces(folder) == f"conversation and synthetic fetched into {folder}"
+    assert fetch_book_traces(folder, limit_s=PATIENT_S) == f"conversation and synthetic fetched into {folder}"
     assert left(folder) == {FILES[name]: content for name, content in CONTENTS.items()}
     assert {path.name for path in folder.iterdir()} == {*FILES.values()}
-    assert fetch_book_traces(folder) is None
+    assert fetch_book_traces(folder, limit_s=PATIENT_S) is None
     assert upstream.asked == ["conversation", "synthetic"]
 
 
@@ -121,7 +123,7 @@ def test_only_the_missing_one_is_fetched(upstream, tmp_path):
     folder = tmp_path / "traces"
     folder.mkdir()
     (folder / FILES["conversation"]).write_text("of its owner")
-    assert fetch_book_traces(folder) == f"synthetic fetched into {folder}"
+    assert fetch_book_traces(folder, limit_s=PATIENT_S) == f"synthetic fetched into {folder}"
     assert upstream.asked == ["synthetic"]
     assert left(folder)[FILES["conversation"]] == b"of its owner"
 
@@ -144,7 +146,7 @@ def test_what_does_not_come_whole_leaves_nothing(upstream, tmp_path, monkeypatch
     waits = fault in {"silent", "trickles"}
     if waits:
         impatient(monkeypatch, upstream)
-    line = fetch_book_traces(folder)
+    line = fetch_book_traces(folder, limit_s=fetch.LIMIT_S if waits else PATIENT_S)
     assert line is not None
     assert "\n" not in line
     others = [other for other in CONTENTS if other != name and not (waits and name == "conversation")]
@@ -168,7 +170,7 @@ def test_both_traces_share_one_limit(upstream, tmp_path, monkeypatch):
 def test_a_name_that_is_not_resolved(upstream, tmp_path, monkeypatch):
     """Without a network the line says so in the words of the system."""
     monkeypatch.setenv(releases.UPSTREAM_VARIABLE, "http://nowhere.invalid")
-    line = fetch_book_traces(tmp_path / "traces")
+    line = fetch_book_traces(tmp_path / "traces", limit_s=PATIENT_S)
     assert line.startswith("conversation and synthetic could not be fetched (")
     assert "Max retries" not in line
     assert upstream.asked == []
@@ -180,7 +182,7 @@ def test_a_name_that_is_not_resolved(upstream, tmp_path, monkeypatch):
 def test_an_address_that_is_none(tmp_path, monkeypatch, address):
     """A mirror that cannot be asked is named with what is allowed."""
     monkeypatch.setenv(releases.UPSTREAM_VARIABLE, address)
-    assert "allowed are http:// and https://" in fetch_book_traces(tmp_path / "traces")
+    assert "allowed are http:// and https://" in fetch_book_traces(tmp_path / "traces", limit_s=PATIENT_S)
 
 
 def test_nothing_is_tried_offline(upstream, tmp_path):
@@ -196,7 +198,7 @@ def test_nothing_is_tried_offline(upstream, tmp_path):
 def test_nothing_is_tried_where_a_folder_is_named(upstream, tmp_path, monkeypatch):
     """Who names a folder decides which traces the book uses, also where it has none."""
     monkeypatch.setenv(DATA_VARIABLE, str(tmp_path))
-    assert fetch_book_traces(tmp_path / "traces") is None
+    assert fetch_book_traces(tmp_path / "traces", limit_s=PATIENT_S) is None
     assert upstream.asked == []
 
 
@@ -204,7 +206,7 @@ def test_nothing_is_tried_where_a_folder_is_named(upstream, tmp_path, monkeypatc
 def test_a_folder_that_cannot_be_made_is_no_error(tmp_path):
     """The book is built all the same."""
     (tmp_path / "traces").write_text("a file")
-    assert "File exists" in fetch_book_traces(tmp_path / "traces")
+    assert "File exists" in fetch_book_traces(tmp_path / "traces", limit_s=PATIENT_S)
     assert (tmp_path / "traces").read_text() == "a file"
 
 

@@ -32,13 +32,13 @@ from mooncake_lab.perf.runahead import traffic_tokens
 MODEL = "random:lab-8m"
 SHAPE = model_shape("lab-8m")
 TOKENS = np.random.default_rng(0).integers(0, SHAPE.vocabulary, 230)
-TINY = CrewSpec(model="random:lab-tiny", processes=2, backend="dense", timeout_s=120)
+TINY = CrewSpec(model="random:lab-tiny", processes=2, backend="dense", timeout_s=600)
 
 
 @pytest.fixture(scope="module")
 def crew():
     """Four processes for all tests of this file; a job may use fewer."""
-    with Crew(CrewSpec(model=MODEL, processes=4, backend="dense", timeout_s=120)) as started:
+    with Crew(CrewSpec(model=MODEL, processes=4, backend="dense", timeout_s=600)) as started:
         yield started
 
 
@@ -148,7 +148,7 @@ def test_no_process_outlives_its_crew(tmp_path):
             from mooncake_lab.engine.pipeline import Crew, CrewSpec
 
             if __name__ == "__main__":
-                crew = Crew(CrewSpec(model="random:lab-tiny", processes=2, backend="dense", timeout_s=120))
+                crew = Crew(CrewSpec(model="random:lab-tiny", processes=2, backend="dense", timeout_s=600))
                 print(*crew.pids, flush=True)
                 threading.Event().wait()
             """
@@ -179,7 +179,7 @@ def _exists(pid: int) -> bool:
 def test_a_model_that_does_not_come_up_is_reported():
     """A crew whose model is unknown fails with the reason, not with a wait."""
     with pytest.raises(ProcessDiedError, match="unknown model 'nonsense'"):
-        Crew(CrewSpec(model="random:nonsense", processes=2, timeout_s=120))
+        Crew(CrewSpec(model="random:nonsense", processes=2, timeout_s=600))
 
 
 @pytest.mark.parametrize(

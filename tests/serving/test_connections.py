@@ -169,13 +169,13 @@ def test_who_reads_slowly_gets_everything():
             found = 0
             while part := peer.recv(20_000):
                 found += len(part)
-                time.sleep(0.01)
+                time.sleep(0.03)
             return found
 
     async def served():
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
-        protocol = functools.partial(ClientConnection, Gate(replace(LIMITS, stalled_s=0.1), 8))
+        protocol = functools.partial(ClientConnection, Gate(replace(LIMITS, stalled_s=1.0), 8))
         config = uvicorn.Config(answer, http=protocol, ws="none", lifespan="off", log_config=None)
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -269,7 +269,7 @@ def test_more_clients_than_connections_are_served(open_api):
 def test_clients_that_wait_too_long_are_told(open_api, believed):
     """While all connections are busy, clients get 503 in JSON with Retry-After, none is reset, and none is cut."""
     slow = Pacer.of(replace(believed, decode=replace(believed.decode, constant_s=0.5)))
-    with open_api(address={"limits": replace(LIMITS, young_s=0.3)}, pacer=slow) as api:
+    with open_api(address={"limits": replace(LIMITS, header_s=ENOUGH_S, young_s=0.3)}, pacer=slow) as api:
         said = ask_all(api, 5 * MOST)
     statuses = [int(one.split()[1]) for one in said]
     assert set(statuses) == {200, 503}

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from waiting import until
 
 from mooncake_lab.net import wire
 from mooncake_lab.net.layers import receive_layers
@@ -37,7 +38,7 @@ def arena():
 @pytest.fixture
 def server(arena):
     """A server on loopback."""
-    with BlockServer(arena, TOKEN, timeout_s=1) as made:
+    with BlockServer(arena, TOKEN, timeout_s=2) as made:
         yield made
 
 
@@ -62,8 +63,8 @@ def store(medium, key, data):
 
 
 def is_hung_up(peer):
-    """Whether the server closes the connection, within five seconds."""
-    peer.settimeout(5)
+    """Whether the server closes the connection, within half a minute."""
+    peer.settimeout(30)
     try:
         while peer.recv(4096):
             pass
@@ -107,10 +108,7 @@ def test_what_was_not_committed_goes_with_its_client(server, arena):
     client.reserve(b"open", [1000])
     store(client, b"kept", b"data")
     client.close()
-    for _ in range(100):
-        if arena.used_bytes == 4096:
-            break
-        time.sleep(0.05)
+    until(lambda: arena.used_bytes == 4096)
     assert [block.key for block in arena.blocks()] == [b"\x05modelkept"]
     assert arena.used_bytes == 4096
 
@@ -172,7 +170,7 @@ def test_a_server_that_stalls_inside_a_large_layer_times_out():
         over = threading.Event()
         thread = threading.Thread(target=begin_and_stall)
         thread.start()
-        client = RemoteBackend(listener.getsockname(), TOKEN, fingerprint=b"m", timeout_s=0.5)
+        client = RemoteBackend(listener.getsockname(), TOKEN, fingerprint=b"m", timeout_s=2)
         began_s = time.monotonic()
         with pytest.raises(TimeoutError):
             client.read_into(Reservation(key=b"k", layer_bytes=(2**26,), sequence=1), [np.empty(2**26, np.uint8)])

@@ -1,5 +1,6 @@
 """The block server and its listener stay up: a failure of one client does not affect the others."""
 
+import contextlib
 import errno
 import socket
 import threading
@@ -25,9 +26,9 @@ class Wrapped:
         return getattr(self._medium, name)
 
     def write(self, *given, **named):
-        """Wait for the gate, half a second at most, and write."""
+        """Wait for the gate, and write."""
         self.writing.set()
-        self.gate.wait(0.5)
+        assert self.gate.wait(60)
         self._medium.write(*given, **named)
         self.writing.clear()
 
@@ -53,8 +54,8 @@ def store(medium, key):
 
 
 def is_closed(peer):
-    """Whether the server has closed the connection, within five seconds."""
-    peer.settimeout(5)
+    """Whether the server has closed the connection, within half a minute."""
+    peer.settimeout(30)
     try:
         while peer.recv(4096):
             pass
@@ -105,13 +106,19 @@ def test_close_waits_for_those_who_write(arena):
     block = client.reserve(b"key", [4])
 
     def write():
-        with pytest.raises(OSError, match=r".*"):
+        with contextlib.suppress(OSError):  # unless the answer left before
             client.write(block, [b"data"])
 
     writer = threading.Thread(target=write)
     writer.start()
-    assert medium.writing.wait(5)
-    server.close()
+    assert medium.writing.wait(60)
+    closer = threading.Thread(target=server.close)
+    closer.start()
+    closer.join(0.3)
+    assert closer.is_alive()
+    medium.gate.set()
+    closer.join(60)
+    assert not closer.is_alive()
     assert not medium.writing.is_set()
     assert arena.used_bytes == 0
     writer.join()
