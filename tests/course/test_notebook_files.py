@@ -3,13 +3,17 @@
 import json
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from IPython.core import inputtransformer2
+from IPython.core.inputtransformer2 import TransformerManager
 from submissions import SOURCES, hand_in, needs_confinement
 
 from mooncake_lab.course.grading.cells import prepare
 from mooncake_lab.course.grading.collect import collect
 from mooncake_lab.course.grading.confine import Allowance
 from mooncake_lab.course.grading.grade import grade
-from mooncake_lab.course.grading.jupyter_code import without_magics
+from mooncake_lab.course.grading.jupyter_code import _transformed, is_python, without_magics
 from mooncake_lab.course.grading.submitted import read_submission
 
 TEACHER = SOURCES / "keys.ipynb"
@@ -329,10 +333,47 @@ def test_magics_are_dropped_with_a_remark_and_the_code_stays(tmp_path, text, dro
 
 
 def test_thousands_of_magics_are_no_python(monkeypatch):
-    """IPython reads a cell again for each magic: a cell of very many is not given to it."""
+    """IPython reads what follows an open bracket again for each magic: it gets no cell of very many."""
     monkeypatch.setattr("IPython.core.inputtransformer2.TransformerManager", lambda: pytest.fail("it was asked"))
     for text in ("%x\n" * 30_000, "x?\n" * 30_000, "x = !ls\n" * 10_000):
         assert without_magics(text) == (text, ())
+
+
+LINES = """\
+%matplotlib inline|!ls 'a|x = 1|x = %pwd|foo?|?foo|np.x??|/f 1|,f a||for i in range(3):|    %timeit x|    !echo a
+    pass|# it's|@dec|def g():|    return 1|z = '''|%not|'''|x = [1,|% 2,|]|f(|)|x = !echo 'it|a = b \\|    % 3\
+""".replace("\n", "|").split("|")
+"""Lines of cells: magics of every kind, and what may hold text that looks like one."""
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.sampled_from(LINES), min_size=1, max_size=9).map("\n".join))
+@example("y = !ls (\nx = 1\nz = %pwd")
+@example("    !echo (\n    x = [1,\n    2]\n    %pwd")
+@example("!pip install \\\n  numpy\nx = (1,\n% 2)\n%pwd")
+def test_magics_are_those_that_ipython_finds(text):
+    """Where IPython makes Python of a cell, reading it statement by statement makes the same."""
+    try:
+        whole = TransformerManager().transform_cell(text)
+    except SyntaxError:
+        return
+    if is_python(whole):
+        assert _transformed(text) == whole
+
+
+def test_magics_cost_what_their_lines_do(monkeypatch):
+    """Twice as many magics in a cell let IPython read at most twice as many lines."""
+    read = []
+    whole = inputtransformer2.make_tokens_by_line
+    monkeypatch.setattr(
+        inputtransformer2, "make_tokens_by_line", lambda lines: (read.append(len(lines)), whole(lines))[1]
+    )
+    counts = []
+    for lines in (10, 20):
+        read.clear()
+        without_magics("%time x = 1\ny = !ls\n" * (lines // 2))
+        counts.append(sum(read))
+    assert 0 < counts[1] <= 2 * counts[0]
 
 
 @pytest.mark.parametrize("magic", ["%%bash", "%%html", "%%writefile x.py", "%%javascript", "%%script false"])

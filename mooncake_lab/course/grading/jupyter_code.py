@@ -5,7 +5,8 @@ IPython's own transformer says what is a magic; we look only at the calls that i
 
 import ast
 import re
-from collections.abc import Iterator
+import tokenize
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 UNREADABLE: Final = (SyntaxError, ValueError, RecursionError, MemoryError)
@@ -33,7 +34,7 @@ _NOT_PYTHON: Final = frozenset(
 """Cell magics below which is no code of this notebook."""
 _PERHAPS_A_MAGIC: Final = re.compile(r"^\s*[%!?,;/]|\?\s*$|=\s*[%!]", re.MULTILINE)
 _MOST_MAGICS: Final = 25
-"""In a cell; IPython reads the whole cell again for each, so that thousands would take minutes."""
+"""In a cell; brackets that stay open let IPython read the rest of the cell again for each."""
 _RUNS_ITS_LINE: Final = frozenset({"time"})
 """Line magics that execute their line in the notebook."""
 _SHOWN: Final = {"system": "!", "getoutput": "!", "pinfo": "?", "pinfo2": "??", "psearch": "?"}
@@ -89,10 +90,8 @@ def without_magics(text: str) -> tuple[str, tuple[str, ...]]:
     """
     if is_python(text) or len(_PERHAPS_A_MAGIC.findall(text)) > _MOST_MAGICS:
         return text, ()
-    from IPython.core.inputtransformer2 import TransformerManager
-
     try:
-        text = TransformerManager().transform_cell(text)
+        text = _transformed(text)
         tree = ast.parse(text)
     except (*UNREADABLE, RuntimeError):
         return text, ()  # whatever executes it says what is wrong
@@ -112,6 +111,44 @@ def without_magics(text: str) -> tuple[str, tuple[str, ...]]:
         lines[row] = lines[row][:begin] + put + lines[row][end:]
         dropped.append(f"%{magic.told[0]}" if code else str(magic))
     return b"".join(lines).decode().rstrip("\n"), tuple(reversed(dropped))
+
+
+def _transformed(text: str) -> str:
+    """A cell as IPython executes it.
+
+    IPython reads a whole cell again after each magic. It gets one statement after the other, which gives the same.
+    """
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    class ByStatement(TransformerManager):
+        def do_token_transforms(self, lines: list[str]) -> list[str]:
+            done: list[str] = []
+            begin = 0
+            while begin < len(lines):
+                end = _statement_end(lines, begin)
+                statement = lines[begin:end]
+                is_magic = _PERHAPS_A_MAGIC.search("".join(statement))
+                done += super().do_token_transforms(statement) if is_magic else statement
+                begin = end
+            return done
+
+    return ByStatement().transform_cell(text)
+
+
+def _statement_end(lines: Sequence[str], begin: int) -> int:
+    """Where the statement ends that begins in a line, or the magic, whatever its brackets and quotes are."""
+    if lines[begin].lstrip()[:1] in {*"%!?,;/"}:
+        return next((n for n in range(begin + 1, len(lines)) if not lines[n - 1].endswith("\\\n")), len(lines))
+    depth = 0
+    try:
+        for token in tokenize.generate_tokens(map(lines.__getitem__, range(begin, len(lines))).__next__):
+            depth += (token.string in {*"([{"}) - (token.string in {*")]}"}) if token.type == tokenize.OP else 0
+            depth = max(depth, 0)
+            if token.type == tokenize.NEWLINE or (token.type == tokenize.NL and not depth):
+                return begin + token.end[0]
+    except (SyntaxError, tokenize.TokenError):
+        pass
+    return len(lines)
 
 
 def _line_to_run(magic: _Magic, *, is_statement: bool) -> str:
