@@ -8,7 +8,7 @@ from typing import Any, Final
 import pandas as pd
 
 from mooncake_lab.batching import SarathiServe
-from mooncake_lab.chapters.live.requests import checked, side_by_side, slowed
+from mooncake_lab.chapters.live.requests import REPETITION, checked, side_by_side, slowed
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import LoadBalance, PlacementPolicy, decide, named_placement
 from mooncake_lab.core import Record, TracedRequest, check_scale, sum_in_order
@@ -165,7 +165,7 @@ def hold_against(plan: Study, pool: WorkerPool, pace: Pacer | None = None) -> St
         calibration=calibration,
         rates_per_s=rates,
         requests=pd.concat(tables, ignore_index=True),
-        again=side_by_side(logs[0], repeated).assign(run=f"{first_cluster}, {first_load}, by a repetition"),
+        again=side_by_side(logs[0], repeated).assign(run=f"{first_cluster}, {first_load}, {REPETITION}"),
         decisions=pd.DataFrame(decided).set_index("run"),
     )
 

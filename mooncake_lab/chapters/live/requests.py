@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from mooncake_lab.core import Arrived, FirstToken, Prefilled, Record
-from mooncake_lab.experiments import tabulated
+from mooncake_lab.experiments import tabulated, where
 from mooncake_lab.metrics import check_log, request_table
 from mooncake_lab.perf import HybridLatency, LatencyModel
 from mooncake_lab.perf.calibration import times_as_long
@@ -21,6 +21,10 @@ STATISTICS: Final[Mapping[str, Callable[[Any], Any]]] = {
 """What is compared of a distribution: of columns, over the axis before the last."""
 QUANTITIES: Final = {"ttft_s": "TTFT", "tbt_s": "TBT"}
 """Columns by what they are called; TBT of a request is the mean gap between its tokens."""
+REPETITION: Final = "by a repetition"
+"""In the name of the row that compares two measured runs."""
+TARGET: Final = 0.1
+"""The error that a prediction should not exceed."""
 STAGES: Final = ("wait_s", "prefill_s", "handover_s")
 """The parts of TTFT: until prefill starts, until it ends, until the first token is shown."""
 _RESAMPLES: Final = 500
@@ -79,6 +83,29 @@ def errors(requests: pd.DataFrame, *, seed: int = 0) -> Iterator[dict[str, Any]]
                     | {"simulated_s": simulated_s, "error": simulated_s / real_s - 1}
                     | {"low": float(low), "high": float(high), "requests": len(pair)}
                 )
+
+
+@tabulated
+def by_statistic(paces: Mapping[str, pd.DataFrame]) -> Iterator[dict[str, Any]]:
+    """How far predictions are off, over all predicted runs: one row a pace, quantity and statistic.
+
+    Columns: pace, quantity, statistic, runs, within (of the runs, within 10 %), typical_percent (median of the
+    absolute errors) and largest_percent. The repetition, which nobody predicted, is left out.
+
+    Args:
+        paces: rows of `errors`, by the pace of the workers.
+    """
+    for pace, rows in paces.items():
+        predicted = rows.loc[~rows["run"].astype(str).str.contains(REPETITION)]
+        for quantity in QUANTITIES.values():
+            for statistic in STATISTICS:
+                chosen = where(predicted, quantity=quantity, statistic=statistic)
+                off = np.abs(chosen["error"].to_numpy(dtype=np.float64))
+                if not len(off):
+                    continue
+                row = {"pace": pace, "quantity": quantity, "statistic": statistic, "runs": len(off)}
+                row |= {"within": int((off <= TARGET).sum()), "typical_percent": 100 * float(np.median(off))}
+                yield row | {"largest_percent": 100 * float(off.max())}
 
 
 @tabulated

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from mooncake_lab.chapters.live import experiment as live
 from mooncake_lab.chapters.live import measure as measurement
 from mooncake_lab.chapters.live.measure import has_transfer_engine
-from mooncake_lab.chapters.live.requests import STAGES, causes, errors, per_request, side_by_side, slowed
+from mooncake_lab.chapters.live.requests import (
+    STAGES,
+    by_statistic,
+    causes,
+    errors,
+    per_request,
+    side_by_side,
+    slowed,
+)
 from mooncake_lab.conductor import LoadBalance
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import Cluster
@@ -77,6 +85,23 @@ class TestComparison:
         table.columns = ["real_ttft_s", "real_tbt_s", "simulated_ttft_s", "simulated_tbt_s"]
         found = errors(table.assign(run="one"))
         np.testing.assert_allclose(found[["error", "low", "high"]], factor - 1, atol=1e-9)
+
+    def test_every_statistic_is_counted_and_the_repetition_is_not(self):
+        """Means, medians and P90s of TTFT and TBT: within 10 %, the median error and the largest."""
+        rows = [
+            {"run": run, "quantity": quantity, "statistic": statistic, "error": error}
+            for run, error in (("a", 0.05), ("b", -0.3), ("c", 0.1), ("a, by a repetition", 5.0))
+            for quantity in ("TTFT", "TBT")
+            for statistic in ("mean", "median", "P90")
+        ]
+        found = by_statistic({"own pace": pd.DataFrame(rows)})
+        assert found[["quantity", "statistic"]].to_numpy().tolist() == [
+            [quantity, statistic] for quantity in ("TTFT", "TBT") for statistic in ("mean", "median", "P90")
+        ]
+        assert set(found["runs"]) == {3}
+        assert set(found["within"]) == {2}
+        assert found["typical_percent"].to_numpy() == pytest.approx(10)
+        assert found["largest_percent"].to_numpy() == pytest.approx(30)
 
     def test_logs_of_other_requests_are_refused(self):
         """Comparing different requests is an error, not a number."""
