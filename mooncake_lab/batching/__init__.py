@@ -7,8 +7,10 @@ from typing import Final
 from mooncake_lab.batching.chunked_prefill import Sarathi, SarathiServe, SplitFuse, VLLMChunked
 from mooncake_lab.batching.instance import BlockSpace, CountedBlocks, Instance
 from mooncake_lab.batching.one_stage import DecodeOnly, PrefillOnly
+from mooncake_lab.batching.paged_blocks import PagedBlocks
 from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress, Refusal, Segment, check_plan
 from mooncake_lab.batching.replay import Iteration, gantt, trace_plans
+from mooncake_lab.batching.vllm_v1 import VLLMToday
 from mooncake_lab.batching.whole_prompts import VLLM, Orca, RequestLevel, TensorRTLLM
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "Iteration",
     "Limits",
     "Orca",
+    "PagedBlocks",
     "Plan",
     "PrefillOnly",
     "Progress",
@@ -34,6 +37,7 @@ __all__ = [
     "SplitFuse",
     "TensorRTLLM",
     "VLLMChunked",
+    "VLLMToday",
     "check_plan",
     "gantt",
     "named_policy",
@@ -46,6 +50,7 @@ BATCHING_POLICIES: Final[Mapping[str, Callable[..., BatchingPolicy]]] = MappingP
         "orca": Orca,
         "vllm": VLLM,
         "vllm_chunked": VLLMChunked,
+        "vllm_today": VLLMToday,
         "splitfuse": SplitFuse,
         "tensorrt_llm": TensorRTLLM,
         "sarathi": Sarathi,

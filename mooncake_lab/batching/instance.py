@@ -18,6 +18,8 @@ from typing import Protocol, final
 from msgspec.structs import replace
 
 from mooncake_lab.batching.plan import (
+    AllocatingPolicy,
+    Allocation,
     BatchingPolicy,
     Limits,
     Plan,
@@ -149,6 +151,8 @@ class Instance:
         self._checks = checks
         self._steady = policy if isinstance(policy, SteadyPolicy) else None
         self._reserving = policy if isinstance(policy, ReservingPolicy) else None
+        self._allocating = policy if isinstance(policy, AllocatingPolicy) else None
+        self._allocation = blocks if isinstance(blocks, Allocation) else None
 
     def enqueue(self, request: Progress) -> None:
         """Let a request wait."""
@@ -170,7 +174,10 @@ class Instance:
             reserved_blocks = self._reserved_blocks(in_flight)
         waiting, running = self.blocks.match(tuple(self.waiting), resting)
         self.seen = waiting, running, self._limits_now(places, reserved_blocks)
-        plan = self.policy.plan(*self.seen)
+        if self._allocating is None or self._allocation is None:
+            plan = self.policy.plan(*self.seen)
+        else:
+            plan = self._allocating.plan_on(self._allocation, *self.seen)
         if self._checks:
             check_plan(plan, *self.seen)
         for refusal in plan.rejected:
@@ -301,7 +308,8 @@ class Instance:
             held = -(-(segment.cached_tokens + segment.new_tokens) // block)
             request = running.get(segment.request_id)
             if request is None:
-                request = self._admit(segment.request_id, waiting)
+                # an allocating policy finds the prefix when it admits
+                request = replace(self._admit(segment.request_id, waiting), cached_tokens=segment.cached_tokens)
                 in_order = in_order and (last is None or queue_order(last) < queue_order(request))
                 last = request
             elif held <= request.held_blocks:

@@ -209,6 +209,42 @@ class ReservingPolicy(BatchingPolicy, Protocol):
         ...
 
 
+@runtime_checkable
+class Allocation(Protocol):
+    """Blocks that a policy gives and takes back while it plans, where each decision depends on those before it."""
+
+    def found_tokens(self, request: Progress) -> int:
+        """Leading tokens of a waiting request that it would find computed now."""
+        ...
+
+    def fits(self, request: Progress, kept_free_blocks: int = 0) -> bool:
+        """Whether the free blocks hold all known tokens of a waiting request, and so many blocks stay free."""
+        ...
+
+    def allocate(self, request: Progress, tokens: int) -> bool:
+        """Give a request blocks for so many leading tokens; whether there were enough.
+
+        A request without blocks shares those of its `cached_tokens`. The complete blocks are found from now on,
+        as the tokens are computed before anybody reads them.
+        """
+        ...
+
+    def free(self, request: Progress) -> None:
+        """Take back the blocks of a request."""
+        ...
+
+
+@runtime_checkable
+class AllocatingPolicy(BatchingPolicy, Protocol):
+    """A batching policy that can allocate blocks while it plans, so that a request finds what others left."""
+
+    def plan_on(
+        self, blocks: Allocation | None, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits
+    ) -> Plan:
+        """The next iteration, its blocks allocated and those of its preempted requests freed; see `plan`."""
+        ...
+
+
 def check_plan(plan: Plan, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> None:
     """Check that an instance could act on a plan.
 

@@ -6,7 +6,7 @@ Only this module has the output lengths. They determine when a request is done, 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mooncake_lab.batching.instance import CountedBlocks, Instance
+from mooncake_lab.batching.instance import BlockSpace, CountedBlocks, Instance
 from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress, queue_order
 
 
@@ -39,6 +39,7 @@ def trace_plans(
     limits: Limits,
     output_tokens: Mapping[int, int],
     *,
+    blocks: BlockSpace | None = None,
     arrives_s: Mapping[int, float] | None = None,
     seconds: Callable[[Plan], float] = lambda _: 1.0,
     max_iterations: int = 100_000,
@@ -52,6 +53,7 @@ def trace_plans(
         requests: in any order; their ids are unique, they hold no blocks yet, and their ranks follow `arrives_s`.
         limits: of the instance; its free blocks are counted here.
         output_tokens: tokens each request generates in all, at least 1 more than it has.
+        blocks: the KVCache; by default blocks that are only counted. With others, no plan is checked.
         arrives_s: when each request arrives; 0 for those not named.
         seconds: how long an iteration takes; by default the clock counts iterations.
         max_iterations: after which the policy is taken to be stuck.
@@ -62,7 +64,8 @@ def trace_plans(
     """
     arrivals = {request.request_id: 0.0 for request in requests} | dict(arrives_s or {})
     coming = sorted(requests, key=lambda each: (arrivals[each.request_id], *queue_order(each)), reverse=True)
-    instance = Instance(policy, limits, CountedBlocks(limits.capacity_blocks), checks=True)
+    counted = CountedBlocks(limits.capacity_blocks)
+    instance = Instance(policy, limits, blocks or counted, checks=blocks is None)
     log: list[Iteration] = []
     now_s = 0.0
     while coming or instance.waiting or instance.running:

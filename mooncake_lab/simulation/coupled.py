@@ -111,6 +111,31 @@ class CachedBlocks:
             self._store.pin(key)
         return keys
 
+    def found_tokens(self, request: Progress) -> int:
+        """Tokens of the trace blocks that a waiting request would find now."""
+        return self._with_prefix(request).cached_tokens
+
+    def fits(self, request: Progress, kept_free_blocks: int = 0) -> bool:
+        """Whether the free blocks hold the known tokens of a waiting request, beside those that others use."""
+        used = self._with_prefix(request).held_blocks
+        return -(-request.num_tokens // self._block) - used + kept_free_blocks <= self.free_blocks
+
+    def allocate(self, request: Progress, tokens: int) -> bool:
+        """Count the blocks of so many leading tokens, and share the whole trace blocks among them."""
+        request_id, blocks = request.request_id, -(-tokens // self._block)
+        held = self._held.get(request_id)
+        if held is None:
+            held = self._with_prefix(request).held_blocks
+        if blocks - held > self.free_blocks:
+            return False
+        self.acquire([replace(request, held_blocks=max(blocks, held))])
+        self.publish([replace(request, cached_tokens=tokens)])
+        return True
+
+    def free(self, request: Progress) -> None:
+        """As `release`."""
+        self.release(request)
+
     def release(self, request: Progress, *, swap: bool = False) -> None:  # noqa: ARG002  # host memory is not modelled
         """Free the blocks; shared ones stay in the cache while there is room."""
         request_id = request.request_id

@@ -21,6 +21,7 @@ from mooncake_lab.batching import (
     SplitFuse,
     TensorRTLLM,
     VLLMChunked,
+    VLLMToday,
     named_policy,
     trace_plans,
 )
@@ -33,6 +34,8 @@ EVERY = {
     "vllm": lambda _: VLLM(),
     "vllm, wide watermark": lambda _: VLLM(watermark=0.3),
     "vllm_chunked": lambda chunk: VLLMChunked(chunk_tokens=chunk),
+    "vllm_today": lambda chunk: VLLMToday(chunk_tokens=chunk),
+    "vllm_today, wide watermark": lambda chunk: VLLMToday(chunk_tokens=chunk, watermark=0.3),
     "splitfuse": lambda chunk: SplitFuse(chunk_tokens=chunk),
     "tensorrt_llm": lambda _: TensorRTLLM(),
     "sarathi": lambda chunk: Sarathi(chunk_tokens=chunk),
