@@ -11,6 +11,7 @@ import typer
 from mooncake_lab.cli.options import Json, fail, failing
 from mooncake_lab.paper.claims import Claim, Verdict, Yardstick
 from mooncake_lab.paper.comparison import band_text, number_text
+from mooncake_lab.paper.evidence import Basis, sensitivity
 from mooncake_lab.paper.scorecard import NOT_EXECUTED, Scorecard, Scored, scorecard
 
 _SIDES: Final[Mapping[str, str]] = MappingProxyType(
@@ -28,8 +29,16 @@ _EVIDENCE: Final[Mapping[str, str]] = MappingProxyType(
     {
         "measured": "our number comes from real code, or is counted in a released trace",
         "simulated": "a model predicts our number",
-        "calibrated": "we fitted a model, or chose the load, by the paper's number, so agreement predicts nothing",
-        "arithmetic": "our number follows from printed numbers, so agreement predicts nothing",
+        "calibrated": "we fitted a model, or chose the load, by the paper's number",
+        "arithmetic": "our number follows from printed numbers",
+    }
+)
+_BASES: Final[Mapping[Basis, str]] = MappingProxyType(
+    {
+        Basis.PREDICTED: "agreement is a prediction",
+        Basis.BY_CONSTRUCTION: "our code was written to agree, so agreement predicts nothing",
+        Basis.CALIBRATED: "we fitted or chose something by this figure, so agreement predicts nothing",
+        Basis.ARITHMETIC: "our number follows from printed numbers, so agreement predicts nothing",
     }
 )
 _STATED: Final[Mapping[str, str]] = MappingProxyType(
@@ -49,7 +58,7 @@ _WITHOUT_NUMBER: Final[Mapping[str, str]] = MappingProxyType(
         NOT_EXECUTED: "No chapter has recorded a number for this claim.",
     }
 )
-_COLUMNS = ("id", "place", "paper", "ours", "band", "evidence", "verdict")
+_COLUMNS = ("id", "place", "paper", "ours", "band", "evidence", "basis", "verdict", "condition")
 
 
 def verdicts(
@@ -98,7 +107,9 @@ def _cells(row: Scored) -> tuple[str, ...]:
         bounded_text(row),
         band_text(row.claim.yardstick, fact),
         row.claim.evidence,
+        row.claim.grounds.basis.value,
         row.verdict,
+        row.condition,
     )
 
 
@@ -125,8 +136,16 @@ def _fields(row: Scored) -> dict[str, Any]:
         "yardstick": yardstick_in_words(claim.yardstick, claim),
         "evidence": claim.evidence,
         "stated": claim.stated,
+        "basis": claim.grounds.basis.value,
+        "assumptions": list(claim.grounds.assumptions),
         "verdict": row.verdict,
+        "condition": row.condition,
         "why": why(row),
+        "sensitivity": [
+            {"assumption": each.assumption, "alternative": each.alternative, "ours": each.ours}
+            | {"verdict": each.verdict, "commit": each.commit}
+            for each in sensitivity().get(claim.id, ())
+        ],
         "chapter": claim.chapter,
         "record": row.topic,
         "row": row.quantity,
@@ -168,6 +187,11 @@ def _lines(row: Scored) -> Iterator[tuple[str, str]]:
     yield "conditions", claim.conditions
     yield "yardstick", yardstick_in_words(claim.yardstick, claim)
     yield "evidence", f"{claim.evidence}: {_EVIDENCE[claim.evidence]}"
+    yield "basis", f"{claim.grounds.basis.value}: {_BASES[claim.grounds.basis]}"
+    if claim.grounds.condition:
+        yield "condition", claim.grounds.condition
+    if claim.grounds.assumptions:
+        yield "assumes", ", ".join(claim.grounds.assumptions)
     yield "stated", f"{claim.stated}: claim and band were written {_STATED[claim.stated]}"
     yield "chapter", claim.chapter
     if row.topic:
@@ -177,6 +201,10 @@ def _lines(row: Scored) -> Iterator[tuple[str, str]]:
     for each in row.details:
         ours = "no number" if each.ours is None else number_text(each.ours, fact.unit)
         yield "detail", f"{each.quantity}: {ours}, {each.verdict}, not counted"
+    for each in sensitivity().get(claim.id, ()):
+        ours = "" if each.ours is None else f"{number_text(each.ours, fact.unit)}, "
+        where = f"{each.assumption}, {each.alternative}" if each.assumption else each.alternative
+        yield "tried", f"{where}: {ours}{each.verdict}"
     if claim.note:
         yield "note", claim.note
 
@@ -206,4 +234,6 @@ def why(row: Scored) -> str:
         Verdict.CONTRADICTS: f"{ours} is outside {band} and agrees with {other}, which its other numbers give.",
         Verdict.AT_LEAST: f"{ours} is a lower bound: the tested settings ended there, below the end of {band}.",
     }
+    if row.condition:
+        return f"{ours} is within {band}; the condition is: {row.condition}."
     return reasons.get(row.verdict, f"{ours} is within {band}.")

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from mooncake_lab.paper.claims import Verdict
 from mooncake_lab.paper.facts import ScopeItem, assumptions, scope
 from mooncake_lab.paper.scorecard import NOT_EXECUTED, Scorecard, headlines, rule_rows, scorecard
 
@@ -117,13 +118,29 @@ def with_results(readme: str, records: Path) -> str:
     return text
 
 
+_GROUPS: Final = (
+    ("Predictions that agree", (Verdict.REPRODUCED, Verdict.CONDITIONAL)),
+    ("Numbers that do not agree", (Verdict.DIRECTION_ONLY, Verdict.NOT_REPRODUCED)),
+    ("Agreement that predicts nothing", (Verdict.BY_CONSTRUCTION, Verdict.CALIBRATED, Verdict.ARITHMETIC)),
+)
+"""Verdicts that are counted together, the predictions first; all others are not decided."""
+
+
 def counted(card: Scorecard) -> str:
-    """The number of claims by verdict, in a sentence or two."""
+    """The number of claims by verdict, predictions first, in a few sentences."""
     totals = card.totals().loc["all"]
     number = totals.pop("claims")
-    verdicts = ", ".join(f"*{verdict}* ({count})" for verdict, count in totals.items() if count)
-    missing = " Some chapters were not executed; `make book` runs them all." if NOT_EXECUTED in totals else ""
-    return f"The book judges {number} claims: {verdicts}.{missing}"
+    counts = {str(verdict): int(count) for verdict, count in totals.items() if count}
+    groups = [(words, [each.value for each in verdicts]) for words, verdicts in _GROUPS]
+    decided = {name for _, names in groups for name in names}
+    groups.append(("Not decided", [name for name in counts if name not in decided]))
+    said = [
+        f"{words}: {', '.join(f'*{name}* ({counts[name]})' for name in names if name in counts)}."
+        for words, names in groups
+        if any(name in counts for name in names)
+    ]
+    missing = " Some chapters were not executed; `make book` runs them all." if NOT_EXECUTED in counts else ""
+    return f"The book judges {number} claims. {' '.join(said)}{missing}"
 
 
 def main(arguments: Sequence[str]) -> int:

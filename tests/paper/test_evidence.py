@@ -6,6 +6,7 @@ import pytest
 
 from mooncake_lab.paper import RULES, Basis, Grounds, Verdict, assumptions, claim, claimed, claims, grounds
 from mooncake_lab.paper.claims import agreement
+from mooncake_lab.paper.evidence import Tried, alternatives
 from mooncake_lab.paper.facts import read_rows
 
 
@@ -76,3 +77,41 @@ def test_a_conditional_verdict_says_its_condition():
     assert (agrees.verdict, misses.verdict) == (Verdict.CONDITIONAL, Verdict.DIRECTION_ONLY)
     assert agrees.condition == claim("F15").grounds.condition != ""
     assert misses.condition == ""
+
+
+def test_every_assumption_has_alternatives_or_a_reason(monkeypatch):
+    """A row for each assumption; one that is missing, and one of no assumption, are refused."""
+    assert {each.assumption for each in alternatives()} == {each.id for each in assumptions()}
+    assert all(each.reason for each in alternatives())
+    module = importlib.import_module("mooncake_lab.paper.evidence")
+    rows = read_rows("alternatives.csv")
+    monkeypatch.setattr(
+        module, "read_rows", lambda name: rows[1:] if name == "alternatives.csv" else read_rows(name)
+    )
+    rows = [row for row in rows if row["assumption"] != "B02"]
+    with pytest.raises(ValueError, match="no row for assumption 'B02'"):
+        alternatives()
+    rows = [*read_rows("alternatives.csv"), {"assumption": "B99", "alternative": "none", "reason": "x", "how": ""}]
+    with pytest.raises(ValueError, match="about 'B99'"):
+        alternatives()
+
+
+def tried(verdict, assumption="", alternative="as assumed"):
+    """A recorded verdict."""
+    return Tried(claim="F78", assumption=assumption, alternative=alternative, verdict=verdict, commit="0")
+
+
+def test_a_recorded_flip_is_a_condition(monkeypatch):
+    """An alternative that overturns a prediction makes it conditional and is named; one not tried does not."""
+    module = importlib.import_module("mooncake_lab.paper.evidence")
+    base, same = tried("reproduced"), tried("not tried", "B02", "another form")
+    other = tried("direction only", "B56", "prompts are packed")
+    for found, condition in (
+        ((base, same), ""),
+        ((base, same, other), "as assumed, and not with prompts are packed (B56)"),
+        ((tried("direction only"), tried("reproduced", "B56", "prompts are packed")), ""),
+    ):
+        monkeypatch.setattr(module, "sensitivity", lambda found=found: {"F78": found})
+        assert claim("F78").grounds.condition == condition
+        agrees = claimed("F78", claim("F78").fact.value, requests=10**6).verdict
+        assert agrees is (Verdict.CONDITIONAL if condition else Verdict.REPRODUCED)

@@ -7,14 +7,19 @@ from typing import Any, get_args
 import numpy as np
 import pandas as pd
 
-from mooncake_lab.paper import Scorecard, Verdict, headlines, scorecard
+from mooncake_lab.paper import Scorecard, Verdict, claim, headlines, scorecard
 from mooncake_lab.paper.claims import Evidence, Stated
-from mooncake_lab.paper.scorecard import NOT_EXECUTED
+from mooncake_lab.paper.evidence import AS_ASSUMED, NOT_TRIED, Basis, sensitivity
+from mooncake_lab.paper.scorecard import NOT_EXECUTED, rule_rows
 
-CHECKED = (Verdict.REPRODUCED.value, Verdict.DIRECTION_ONLY.value, Verdict.NOT_REPRODUCED.value)
-"""The verdicts that rest on a prediction of ours: neither fitted to the paper's number nor computed from it."""
+AGREES = (Verdict.REPRODUCED.value, Verdict.CONDITIONAL.value)
+"""The verdicts on predictions that agree."""
+CHECKED = (*AGREES, Verdict.DIRECTION_ONLY.value, Verdict.NOT_REPRODUCED.value)
+"""The verdicts on predictions; a number that was fitted or computed from printed ones may have the last two."""
 
 
+MOONCAKE = {"FAST'25", "arXiv v3"}
+"""The editions of Mooncake's paper."""
 RATIOS = {"ratio", "percent", "fraction", "fraction of the SLO", "correlation", "cosine"}
 """The units of numbers that have no size of their own."""
 
@@ -42,6 +47,31 @@ def by_evidence(card: Scorecard) -> pd.DataFrame:
     return _by(card, "evidence", get_args(Evidence))
 
 
+def by_basis(card: Scorecard) -> pd.DataFrame:
+    """How many claims of each verdict rest on what: basis by verdicts, with sums."""
+    return _by(card, "basis", [each.value for each in Basis])
+
+
+def rules() -> pd.DataFrame:
+    """The kinds of agreement, with the rule and an example of each."""
+    return pd.DataFrame(rule_rows()).set_index("verdict")
+
+
+def moved_by_assumptions() -> pd.DataFrame:
+    """The claims whose verdict depends on an assumption, as recorded.
+
+    Columns: claim, sentence, as assumed, assumption, alternative, verdict; a row for each other verdict.
+    """
+    rows = [
+        (name, claim(name).sentence, tried[0].verdict, each.assumption, each.alternative, each.verdict)
+        for name, tried in sensitivity().items()
+        for each in tried[1:]
+        if each.verdict not in {tried[0].verdict, NOT_TRIED}
+    ]
+    columns = ["claim", "sentence", AS_ASSUMED, "assumption", "alternative", "verdict"]
+    return pd.DataFrame(rows, columns=columns)
+
+
 def by_stated(card: Scorecard) -> pd.DataFrame:
     """How many claims of each verdict were stated when: before, with or after our number; with sums."""
     return _by(card, "stated", get_args(Stated))
@@ -58,27 +88,31 @@ def _by(card: Scorecard, column: str, values: Sequence[str]) -> pd.DataFrame:
 def by_kind(card: Scorecard) -> pd.DataFrame:
     """What carries over: claims by the kind of their number, and how many of those that we predict came out.
 
-    Columns: reproduced, direction only, not reproduced; rows from the best share of reproduced ones to the least.
+    Columns: reproduced, conditional, direction only, not reproduced; rows from the best share of those that agree
+    to the least.
     """
     frame = card.frame()
-    frame = frame[frame["verdict"].isin(CHECKED)]
-    kinds = [_kind(str(said), str(unit)) for said, unit in zip(frame["sentence"], frame["unit"], strict=True)]
+    frame = frame[frame["verdict"].isin(CHECKED) & (frame["basis"] == Basis.PREDICTED.value)]
+    columns = frame[["sentence", "unit", "edition"]].astype(str).itertuples(index=False)
+    kinds = [_kind(*row) for row in columns]
     counts = pd.crosstab(pd.Series(kinds, index=frame.index, dtype=str), frame["verdict"])
     counts = counts.reindex(columns=list(CHECKED), fill_value=0)
-    share = pd.Series(counts[CHECKED[0]] / counts.sum(axis=1))
+    share = pd.Series(counts[list(AGREES)].sum(axis=1) / counts.sum(axis=1))
     order = share.sort_values(ascending=False, kind="stable").index
     return counts.loc[order].rename_axis(index="kind", columns=None)
 
 
-def _kind(sentence: str, unit: str) -> str:
+def _kind(sentence: str, unit: str, edition: str) -> str:
     """The kind of number that a claim is about."""
-    if unit == "s":
-        return "seconds"
+    if unit in {"s", "ms"}:
+        return "times"
     if "vLLM" in sentence:
         return "gains over vLLM, and what vLLM does"
     if "hit rate" in sentence:
         return "hit rates"
-    return "other ratios and shares" if unit in RATIOS else "counts, rates and sizes"
+    if unit not in RATIOS:
+        return "counts, rates and sizes"
+    return f"other ratios and shares, {'Mooncake' if edition in MOONCAKE else 'other systems'}"
 
 
 def off_by(card: Scorecard) -> pd.DataFrame:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mooncake_lab.chapters.scorecard.experiment import (
+    by_basis,
     by_chapter,
     by_evidence,
     by_kind,
@@ -54,6 +55,7 @@ def test_every_claim_has_one_kind_of_evidence_and_one_time(card):
     for counts, values in (
         (by_evidence(card), ["measured", "simulated", "calibrated", "arithmetic"]),
         (by_stated(card), ["before", "with", "after"]),
+        (by_basis(card), ["predicted", "by construction", "calibrated", "arithmetic"]),
     ):
         assert list(counts.index) == values
         assert counts["claims"].sum() == len(claims())
@@ -61,15 +63,20 @@ def test_every_claim_has_one_kind_of_evidence_and_one_time(card):
 
 
 def test_kinds_hold_what_was_predicted_the_best_first(tmp_path):
-    """Seconds, hit rates and gains over vLLM are told apart; claims without a prediction of ours are left out."""
-    found = {"F15": "reproduced", "F30": "not reproduced", "F31": "not reproduced", "F01": "direction only"}
+    """Kinds of numbers are told apart; what was fitted is left out, also where it misses; conditions agree."""
+    found = {"F15": "conditional", "F47": "reproduced", "F30": "not reproduced", "F31": "not reproduced"}
+    found |= {"F01": "direction only", "S01": "reproduced", "S06": "direction only", "A22": "calibrated"}
     rows = [{"claim": name, "ours": 1.0, "verdict": said, "decides": True} for name, said in found.items()]
     (tmp_path / "x.json").write_text(json.dumps({"topic": "x", "numbers": {"beside_papers": rows}}))
     counts = by_kind(gathered(tmp_path))
-    assert counts.to_numpy().sum() == len(found)
-    assert counts.index[0] == "hit rates"
-    assert counts.loc["seconds"].tolist() == [0, 0, 2]
-    assert counts.loc["gains over vLLM, and what vLLM does"].tolist() == [0, 1, 0]
+    assert counts.to_numpy().sum() == len(found) - 2
+    assert list(counts.columns) == ["reproduced", "conditional", "direction only", "not reproduced"]
+    assert counts.loc["hit rates"].tolist() == [0, 1, 0, 0]
+    assert counts.loc["other ratios and shares, Mooncake"].tolist() == [1, 0, 0, 0]
+    assert counts.loc["other ratios and shares, other systems"].tolist() == [1, 0, 0, 0]
+    assert counts.index[-1] in {"times", "gains over vLLM, and what vLLM does"}
+    assert counts.loc["times"].tolist() == [0, 0, 0, 2]
+    assert counts.loc["gains over vLLM, and what vLLM does"].tolist() == [0, 0, 1, 0]
 
 
 def test_headlines_are_rows_of_text(card):

@@ -1,0 +1,126 @@
+"""Verdicts at alternatives to the assumptions: what an alternative sets, and what the record must hold."""
+
+from dataclasses import dataclass, fields, is_dataclass
+from types import ModuleType
+
+import pandas as pd
+import pytest
+
+from mooncake_lab.chapters import sensitivity as made
+from mooncake_lab.experiments import vary
+from mooncake_lab.paper import claim, claimed, claims, comparison_table
+from mooncake_lab.paper.evidence import AS_ASSUMED, NOT_TRIED, Alternative, alternatives, sensitivity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubled:
+    """A number and what it is multiplied by."""
+
+    number: int = 1
+    by: int = 2
+    name: str = "a"
+
+    def rows(self):
+        """One row."""
+        yield {"product": self.number * self.by}
+
+
+def test_an_alternative_sets_a_field_of_the_experiments_it_is_about():
+    """All of the class, or those with a value; claims count as tried where an experiment of theirs changed."""
+    change = made.Change("Doubled[name=b].by=3; Other.by=9")
+    first = change.run(vary(Doubled(), number=(1, 2)), "F01-F03")
+    assert first["product"].tolist() == [2, 4]
+    assert change.tried == set()
+    second = change.run(vary(Doubled(), name=("a", "b")), "F09-F11 S04")
+    assert second["product"].tolist() == [2, 3]
+    assert change.tried == {"F09", "F10", "F11", "S04"}
+
+
+def test_an_alternative_sets_a_parameter():
+    """Of the function it names, and only there; numbers and truth values are read as such."""
+    change = made.Change("store.whole=true; pipeline.sum_ms=1; x.share=0.5; x.router=random")
+    assert change.parameter("transfer", "whole", "F40") is None
+    assert change.tried == set()
+    assert change.parameter("store", "whole", "F21") is True
+    assert change.parameter("pipeline", "sum_ms", "S24", 0.1) == 1
+    assert [change.parameter("x", name, "") for name in ("share", "router")] == [0.5, "random"]
+    assert change.tried == {"F21", "S24"}
+
+
+def test_an_alternative_that_sets_nothing_is_named():
+    """Words in place of a setting are an error."""
+    with pytest.raises(ValueError, match="'more nodes' sets nothing"):
+        made.Change("more nodes").run((Doubled(),), "F01")
+
+
+def test_every_setting_exists():
+    """Each alternative names a field of an experiment of the chapters, or a parameter that a function asks for."""
+    modules = [each for each in vars(made).values() if isinstance(each, ModuleType)]
+    classes = {
+        name: {field.name for field in fields(kind)}
+        for module in modules
+        for name, kind in vars(module).items()
+        if isinstance(kind, type) and is_dataclass(kind)
+    }
+    source = made.__loader__.get_source(made.__name__)
+    for each in alternatives():
+        for part in filter(None, each.how.split("; ")):
+            target, only, field, _ = made._SETTING.fullmatch(part).groups()
+            wanted = {field, *(text.partition("=")[0] for text in filter(None, (only or "").split(",")))}
+            assert wanted <= classes.get(target, set()) or (target[0].islower() and field in source), part
+
+
+def test_a_claim_that_an_alternative_does_not_reach_is_not_tried(monkeypatch):
+    """Each claim has a row as assumed, and one for each alternative of its assumptions, tried or not."""
+
+    def chapter(change):
+        loss = change.run((Doubled(number=100),), "S24")["product"].iloc[0] / 100
+        return comparison_table([claimed("S24", loss), claimed("S19", 0)])
+
+    monkeypatch.setitem(made.FIGURES, "06_pipeline", chapter)
+    monkeypatch.setattr(made, "alternatives", lambda: ALTERNATIVES)
+    said = []
+    table = pd.DataFrame(made.verdicts_of("06_pipeline", said.append))
+    assert set(table["claim"]) == {"S24"}  # S19 holds by construction, so no assumption matters
+    assert table["verdict"].tolist() == ["reproduced", "not reproduced", NOT_TRIED, NOT_TRIED]
+    assert table["ours"].tolist()[:2] == [2.0, 1.0]
+    assert table["alternative"].tolist()[0] == AS_ASSUMED
+    assert len(said) == 3
+
+
+def made_of(assumption, alternative, how=""):
+    """An alternative."""
+    return Alternative(assumption=assumption, alternative=alternative, reason="a test", how=how)
+
+
+ALTERNATIVES = [
+    made_of("B50", "half", "Doubled.by=1"),
+    made_of("B50", "another class", "Other.by=1"),
+    made_of("B48", "words only"),
+    made_of("B01", "of no claim here", "Doubled.by=5"),
+]
+
+
+def test_every_judged_claim_has_its_verdict_at_every_alternative():
+    """The record has a row as assumed and one for each alternative of each assumption that the claim's figure uses.
+
+    If not, run `python -m mooncake_lab.chapters.sensitivity`.
+    """
+    recorded = sensitivity()
+    for each in claims():
+        if each.is_judged:
+            wanted = [("", AS_ASSUMED)]
+            wanted += [
+                (a.assumption, a.alternative) for a in alternatives() if a.assumption in each.grounds.assumptions
+            ]
+            found = [(row.assumption, row.alternative) for row in recorded.get(each.id, ())]
+            assert found == wanted, each.id
+    assert set(recorded) == {each.id for each in claims() if each.is_judged}
+
+
+def test_no_claim_is_called_reproduced_against_the_record():
+    """A claim that an alternative overturns has a condition, and so is conditional where it agrees."""
+    for name, tried in sensitivity().items():
+        verdicts = {row.verdict for row in tried} - {NOT_TRIED}
+        if tried[0].verdict == "reproduced" and len(verdicts) > 1:
+            assert claim(name).grounds.condition, name
