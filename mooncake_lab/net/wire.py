@@ -118,9 +118,7 @@ class Frame:
     def _too_late(self) -> TimeoutError:
         """What ended: the wait for one byte, or the time of the frame, if some of it moved and less was left."""
         if self._moved and self._shortened:
-            return TimeoutError(
-                f"the peer took longer over a frame than a link of {SLOWEST_BYTES_PER_S} bytes/s"
-            )
+            return TimeoutError(f"the peer took longer over a frame than a link of {SLOWEST_BYTES_PER_S} bytes/s")
         return TimeoutError(f"the peer stalled for {self._timeout_s:g} s")
 
 

@@ -85,11 +85,13 @@ HELPERS = [
     ),
     "type_of = type(3)\nassert_it = 2\ndef helper(t: type_of, n): return assert_it",
     "x = y = z = int('2')\nhelper = lambda t, n: (x + y + z) // 3",
+    "globals()['two'] = 2\nhelper = lambda t, n: two",
     "async def two(): return 2\nhelper = lambda t, n: 2",
     "import heapq\nheap = [3, 2]\nheapq.heapify(heap)\ndef helper(t, n): return heap[0]",
     "table = {}\ndef fill(t, n):\n    t[n] = 2\nfill(table, 5)\ndef helper(t, n): return table[5]",
     "class Settings: pass\nmine = Settings()\nsetattr(mine, 'two', 2)\ndef helper(t, n): return mine.two",
     "class Settings: pass\nmine = Settings()\nvars(mine).update(two=2)\ndef helper(t, n): return mine.two",
+    "def rows(t): return [t]\nmine = [1]\nrows(mine)[0].append(2)\ndef helper(t, n): return mine[1]",
     "mine = [1]\nalias = mine\nalias.append(2)\ndef helper(t, n): return mine[1]",
     "mine = [1]\nalias = mine\nalias += [2]\ndef helper(t, n): return mine[1]",
     "import bisect\nrow = [1, 3]\nfor n in (2,):\n    bisect.insort(row, n)\ndef helper(t, n): return row[1]",
@@ -144,6 +146,19 @@ def test_experiments_are_left_out_and_each_is_named(tmp_path, added):
             (line, *_) = ast.unparse(statement).splitlines()
             assert any(f"`{line[:50]}" in remark for remark in handed.remarks)
         assert all("no solution cell uses it" in each or "was left out" in each for each in handed.remarks)
+
+
+@pytest.mark.parametrize(
+    "added",
+    ["exec('two = 2')", "globals().update(two=2)", "for n in (2,): vars()['two'] = n"],
+)
+def test_a_statement_that_hides_the_names_it_sets_is_named_as_that(tmp_path, added):
+    """It is not executed, and the remark does not claim that no solution uses what it sets."""
+    solution = "def chain_keys(t, n):\n    return two"
+    handed = prepare(notebook_with(tmp_path, added, solution=solution), TEACHER)
+    assert "two" not in executed(handed)
+    (remark,) = handed.remarks
+    assert "because the grader does not see which names it sets; write `name = value`: `" in remark
 
 
 def test_a_value_of_the_solution_may_be_experimented_with(tmp_path):

@@ -129,9 +129,25 @@ def test_the_seed_of_a_class_cannot_be_tried(tmp_path, graded):
     assert int(class_secret(tmp_path / "one"), 16).bit_length() > 64
     (tmp_path / "two" / "secret").write_text(secret.read_text())
     assert class_secret(tmp_path / "two") == class_secret(tmp_path / "one")
-    secret.write_text("4711")
-    with pytest.raises(ValueError, match="32 hexadecimal digits are needed"):
-        class_secret(tmp_path / "one")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_secret_that_was_saved_with_a_byte_order_mark_is_named(tmp_path, encoding):
+    """An editor puts the mark where nobody sees it: the error names it, and the file."""
+    digits = class_secret(tmp_path)
+    (tmp_path / "secret").write_text(digits, encoding=encoding)
+    with pytest.raises(ValueError, match=r"/secret begins with a byte order mark \(BOM\); 32 hexadecimal digits"):
+        class_secret(tmp_path)
+
+
+@pytest.mark.parametrize(("written", "shown"), [("4711", "4711"), ("ä" * 16, r"\\xc3\\xa4"), ("", "''")])
+def test_a_secret_that_is_none_is_refused(tmp_path, written, shown):
+    """Whatever a file holds, a sentence shows its beginning and says what is needed."""
+    class_secret(tmp_path)
+    (tmp_path / "secret").write_text(written, encoding="utf-8")
+    with pytest.raises(ValueError, match="32 hexadecimal digits are needed") as told:
+        class_secret(tmp_path)
+    assert shown in str(told.value)
 
 
 @pytest.mark.parametrize("said", ["A" * 3_000_000, "x\ny\x1b[2J\0\u202e" * 1000])

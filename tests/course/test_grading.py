@@ -159,6 +159,23 @@ def test_how_a_submission_ended_is_said(said):
         submit(ENDS[said], Allowance(reply_s=60.0, cpu_s=1 if "processor" in said else 60))
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import asyncio\n    async def one(): return 1\n    return asyncio.run(one())",
+        "import socket\n    return socket.socketpair()",
+        "import subprocess\n    return subprocess.run(['true'])",
+    ],
+)
+def test_what_the_kernel_refuses_is_said_in_words(body):
+    """A socket or a process that a function asks for, itself or through asyncio, is named as not allowed."""
+    with (
+        submit(f"def f():\n    {body}") as submission,
+        pytest.raises(SubmissionError, match=r"opens no socket, as `asyncio\.run` does .* and starts no process"),
+    ):
+        submission.call("f")
+
+
 def test_a_submission_that_is_killed_says_so():
     """What kills a process from outside is most often that memory ran out, and the sentence says so."""
     with submit("pass") as submission:

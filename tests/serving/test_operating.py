@@ -9,6 +9,7 @@ import time
 import httpx
 import pytest
 from quiet_workers import QuietCluster
+from waiting_tokenizer import WaitingTokenizer
 
 import mooncake_lab.serving.openai_api.server
 from mooncake_lab.core import Arrived, read_log, write_log
@@ -164,43 +165,16 @@ def test_damage_is_counted(believed):
     assert counted() == ['mooncake_damaged_blocks_total{worker="prefill-0"} 3.0']
 
 
-class Slow:
-    """Bytes; a text that begins with `slow` takes until somebody says so."""
-
-    most_characters_a_token = 1
-    end_tokens = ()
-
-    def __init__(self):
-        self.begun, self.go_on, self.encoded = threading.Event(), threading.Event(), []
-        self.bytes = ByteTokenizer()
-
-    def encode(self, text):
-        """Its bytes."""
-        self.encoded.append(len(text))
-        if text.startswith("slow"):
-            self.begun.set()
-            assert self.go_on.wait(60)
-        return self.bytes.encode(text)
-
-    def encode_chat(self, messages):
-        """All its turns."""
-        return self.encode("".join(message.text for message in messages))
-
-    def stream(self):
-        """As bytes."""
-        return self.bytes.stream()
-
-
 def test_tokenising_stops_nobody(open_api, monkeypatch):
     """While one prompt is tokenised the loop goes on: other requests are served, and workers are heard."""
-    slow = Slow()
+    slow = WaitingTokenizer()
     monkeypatch.setattr(mooncake_lab.serving.openai_api.server, "tokenizer_of", lambda _: slow)
     with open_api(address={"model": MODEL}) as api:
         found = []
-        ask = {"messages": [{"role": "user", "content": "slow" + "x" * 4000}], "max_tokens": 2}
+        ask = {"messages": [{"role": "user", "content": "wait" + "x" * 4000}], "max_tokens": 2}
         asking = threading.Thread(target=lambda: found.append(post(api, ask, "chat/completions")))
         asking.start()
-        assert slow.begun.wait(60)
+        assert slow.waiting.acquire(timeout=60)
         heard_s = {name: link.heard_s for name, link in api.runtime.supervisor.links.items()}
         made = post(api, {"prompt": "quick", "max_tokens": 20, "ignore_eos": True})
         assert made.json()["usage"]["completion_tokens"] == 20
@@ -215,8 +189,7 @@ def test_tokenising_stops_nobody(open_api, monkeypatch):
 @pytest.mark.parametrize("most_a_token", [1, 7])
 def test_what_cannot_fit_is_not_tokenised(most_a_token):
     """A text of more characters than the window can hold is refused by its length, one that might fit is read."""
-    slow = Slow()
-    slow.most_characters_a_token = most_a_token
+    slow = WaitingTokenizer(most_characters_a_token=most_a_token)
     reader = Reader(tokenizer=slow, model="m", most_tokens=50)
     most = 50 * most_a_token
     for characters in (most + 1, 10**6):
@@ -237,4 +210,4 @@ def test_what_cannot_fit_is_not_tokenised(most_a_token):
         reader.chat(json.dumps({"model": "m", "messages": [{"role": "user", "content": ""}] * 51}).encode())
     assert slow.encoded == []
     reader.completion(json.dumps({"model": "m", "prompt": "x" * most}).encode())
-    assert slow.encoded == [most]
+    assert [len(text) for text in slow.encoded] == [most]

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +12,7 @@ import numpy as np
 import openai
 import pytest
 from quiet_workers import QuietCluster
+from waiting_tokenizer import WaitingTokenizer
 
 import mooncake_lab.serving.openai_api.server
 from mooncake_lab.cli.field_names import by_option
@@ -29,33 +29,6 @@ from mooncake_lab.store.backends import SsdBackend, StorageFullError
 MODEL = "random:lab-tiny"
 
 
-class Counting:
-    """Bytes, three to a character of its bound; it notes what it encodes, and waits where it is told to."""
-
-    most_characters_a_token = 3
-    end_tokens = ()
-
-    def __init__(self):
-        self.encoded, self.waiting, self.go_on = [], threading.Semaphore(0), threading.Event()
-        self.bytes = ByteTokenizer()
-
-    def encode(self, text):
-        """Its bytes; those that begin with `wait` take until somebody says so."""
-        self.encoded.append(text)
-        if text.startswith("wait"):
-            self.waiting.release()
-            assert self.go_on.wait(60)
-        return self.bytes.encode(text)
-
-    def encode_chat(self, messages):
-        """All its turns."""
-        return self.encode("".join(message.text for message in messages))
-
-    def stream(self):
-        """As bytes."""
-        return self.bytes.stream()
-
-
 @pytest.mark.parametrize(
     ("prompts", "max_tokens", "encoded"),
     [
@@ -70,7 +43,7 @@ class Counting:
 )
 def test_no_text_is_encoded_after_one_that_is_too_long(prompts, max_tokens, encoded):
     """A body is refused at its first text that does not fit, and what is no text is looked at before."""
-    counting = Counting()
+    counting = WaitingTokenizer(most_characters_a_token=3)
     reader = Reader(tokenizer=counting, model="m", most_tokens=100)
     with pytest.raises(BadRequestError, match=r"no more than 100 fit|together they may be 100|characters") as told:
         reader.completion(json.dumps({"model": "m", "prompt": prompts, "max_tokens": max_tokens}).encode())
@@ -81,7 +54,7 @@ def test_no_text_is_encoded_after_one_that_is_too_long(prompts, max_tokens, enco
 @pytest.mark.parametrize("fields", [{"stop": ["x"] * 17}, {"stop": ""}, {"temperature": 3}, {"nonsense": 1}])
 def test_what_is_wrong_besides_is_found_before_a_text_is_encoded(fields):
     """Bad options cost no tokenising."""
-    counting = Counting()
+    counting = WaitingTokenizer(most_characters_a_token=3)
     reader = Reader(tokenizer=counting, model="m", most_tokens=100)
     with pytest.raises(BadRequestError):
         reader.completion(json.dumps({"model": "m", "prompt": "x"} | fields).encode())
@@ -92,7 +65,7 @@ def test_what_is_wrong_besides_is_found_before_a_text_is_encoded(fields):
 
 def test_short_bodies_do_not_wait_behind_long_ones(open_api, monkeypatch):
     """While many long bodies are tokenised, short ones of every kind are answered."""
-    counting = Counting()
+    counting = WaitingTokenizer(most_characters_a_token=3)
     monkeypatch.setattr(mooncake_lab.serving.openai_api.server, "tokenizer_of", lambda _: counting)
     with open_api() as api, ThreadPoolExecutor(12) as executor:
         headers = {"Authorization": f"Bearer {api.token}"}

@@ -9,7 +9,7 @@ import ast
 import symtable
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from mooncake_lab.course.grading.jupyter_code import UNREADABLE
@@ -21,7 +21,12 @@ _PLAIN_CALLS: Final = frozenset(
 """What a constant may call: it makes a value and computes nothing."""
 _SHOWS: Final = frozenset({"print", "display", "len", "repr", "str", "type", "help"})
 """Functions that change nothing."""
+_HIDES: Final = frozenset({"exec", "eval", "globals", "locals", "vars", "compile"})
+"""Functions that can set a name without writing it."""
 _LONGEST_SHOWN: Final = 60
+
+_UNUSED: Final = "no solution cell uses it"
+_HIDDEN: Final = "the grader does not see which names it sets; write `name = value`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class AddedStatement:
     """Whether it calls nothing to compute the arguments of such a method, and does not loop."""
     called: str = ""
     """The function that it calls, where it is a call and nothing else."""
-    why_not: str = field(default="no solution cell uses it")
+    why_not: str = _UNUSED
     """Why it is left out; empty where it is kept."""
 
     @property
@@ -84,6 +89,7 @@ def statements_of(tree: ast.Module) -> list[AddedStatement]:
             is_import=isinstance(statement, ast.Import | ast.ImportFrom),
             is_plain=_is_plain_call(statement),
             called=_called(statement),
+            why_not=_HIDDEN if _hides(statement) else _UNUSED,
         )
         for statement in tree.body
     ]
@@ -210,19 +216,19 @@ def _methods_of(statement: ast.stmt) -> Iterator[str]:
 
 
 def _passed(statement: ast.stmt) -> Iterator[str]:
-    for node in ast.walk(statement):
-        match node:
-            case ast.Expr(value=ast.Call() as call):
-                while isinstance(call, ast.Call | ast.Attribute):
-                    if isinstance(call, ast.Attribute):
-                        call = call.value
-                        continue
-                    if not (isinstance(call.func, ast.Name) and call.func.id in _SHOWS):
-                        for given in (*call.args, *(each.value for each in call.keywords)):
-                            yield from _root(given.value if isinstance(given, ast.Starred) else given)
-                    call = call.func
-            case _:
-                continue
+    chains = (node.value for node in ast.walk(statement) if isinstance(node, ast.Expr))
+    for call in (part for chain in chains for part in _chain(chain) if isinstance(part, ast.Call)):
+        if not (isinstance(call.func, ast.Name) and call.func.id in _SHOWS):
+            for given in (*call.args, *(each.value for each in call.keywords)):
+                yield from _root(given.value if isinstance(given, ast.Starred) else given)
+
+
+def _hides(statement: ast.stmt) -> bool:
+    """Whether a statement, outside the functions that it defines, may set names that it does not show."""
+    return not _defines(statement) and any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _HIDES
+        for node in ast.walk(statement)
+    )
 
 
 def _alias(statement: ast.stmt) -> tuple[str, str] | None:
@@ -241,12 +247,19 @@ def _is_plain_call(statement: ast.stmt) -> bool:
             return False
 
 
-def _root(node: ast.expr) -> Iterator[str]:
-    """The name at the left of `name.field[3].method()`."""
+def _chain(node: ast.expr) -> Iterator[ast.expr]:
+    """`name.field[3].method()`, what its method belongs to, and so on to the name at the left."""
+    yield node
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
         node = node.func if isinstance(node, ast.Call) else node.value
-    if isinstance(node, ast.Name):
-        yield node.id
+        yield node
+
+
+def _root(node: ast.expr) -> Iterator[str]:
+    """The name at the left of a chain."""
+    *_, left = _chain(node)
+    if isinstance(left, ast.Name):
+        yield left.id
 
 
 def _defines(statement: ast.stmt) -> bool:

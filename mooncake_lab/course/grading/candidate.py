@@ -4,6 +4,7 @@ Started by `enter.py`. Questions come on stdin, answers leave on what was stdout
 """
 
 import ast
+import errno
 import importlib
 import io
 import os
@@ -40,6 +41,10 @@ from mooncake_lab.course.round_estimates import RoundEstimator
 from mooncake_lab.perf import LatencyModel
 
 _LONGEST_MESSAGE = 2000
+_NOT_PERMITTED = (
+    "a submission opens no socket, as `asyncio.run` does and `await` in a cell does not, and starts no process"
+)
+"""What a system call that is refused means, for Python says no more of it than its number."""
 
 
 class Candidate:
@@ -109,6 +114,8 @@ def _told(error: BaseException) -> tuple[str, str]:
             "an exception",
             f"its text cannot be read: {type.__dict__['__name__'].__get__(type(broken))}",
         )
+    if type(error) is PermissionError and error.errno == errno.EPERM and error.filename is None:
+        message += f"; {_NOT_PERMITTED}"
     return _sendable(name), _sendable(message)
 
 

@@ -4,6 +4,7 @@ Grades go to disk as they are given: if the grader ends, what it had graded stay
 reads: tables of points, and for each student a page with every task and what was said of it.
 """
 
+import codecs
 import csv
 import hashlib
 import io
@@ -52,9 +53,12 @@ def class_secret(folder: Path) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         with complete_file(path, mode=0o600) as file:
             file.write(f"{secrets.token_hex(_SECRET_BYTES)}\n".encode())
-    found = path.read_text(encoding="ascii").strip()
+    raw, needed = path.read_bytes(), f"{2 * _SECRET_BYTES} hexadecimal digits are needed"
+    if raw.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError(f"{path} begins with a byte order mark (BOM); {needed}, saved as UTF-8 without one")
+    found = raw.decode("ascii", "backslashreplace").strip()
     if len(found) != 2 * _SECRET_BYTES or not set(found) <= set("0123456789abcdef"):
-        raise ValueError(f"{path} holds {found[:40]!r}; {2 * _SECRET_BYTES} hexadecimal digits are needed")
+        raise ValueError(f"{path} holds {found[:40]!r}; {needed}")
     return found
 
 
