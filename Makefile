@@ -53,7 +53,7 @@ book: playground book-traces ## Execute the chapters and render the book; ends w
 
 # before the chapters, which take minutes: what cannot be fetched is said at once
 playground: $(ENV)
-	@$(BIN)/python -m mooncake_lab.playground.assets book/_static/playground --cache build/pyodide
+	@$(BIN)/python -m mooncake_lab.playground.assets book/_static/playground --cache build/pyodide $(if $(filter-out 0,$(OFFLINE)),--offline)
 
 # at most 20 s, and never an error: where they cannot be fetched, the book uses twins
 book-traces: $(ENV)

@@ -173,6 +173,10 @@
         status.textContent = "Browsers do not let a page from the disk load the simulator. Run `make serve-book` and open the page there.";
         return;
       }
+      if (!window.playgroundComplete) {
+        status.textContent = "This book was built without a network, so its simulator is not here. Run `make book` with one.";
+        return;
+      }
       stopped = false;
       const first = runs.length, pressed = document.activeElement;
       busy(true);
@@ -249,7 +253,7 @@
     addEventListener("resize", () => { if (runs.length) draw(); });
     follow();
     runs = (window.playgroundStored ?? []).map((run) => ({ ...run, stored: true }));
-    if (runs.length) status.textContent = `Runs 1 to ${runs.length} were computed when this book was built. Your first run loads the simulator.`;
+    if (runs.length) status.textContent = `Runs 1 to ${runs.length} were computed when this book was built.${window.playgroundComplete ? " Your first run loads the simulator." : ""}`;
     show();
   };
 })();

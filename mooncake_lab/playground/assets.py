@@ -1,10 +1,11 @@
 """The files that the playground's page loads: Python as WebAssembly, wheels, this package, nodes, traces, results.
 
-    python -m mooncake_lab.playground.assets book/_static/playground --cache build/pyodide
+    python -m mooncake_lab.playground.assets book/_static/playground --cache build/pyodide [--offline]
 
-Pyodide and the wheels are fetched once and checked by digest. The traces are twins, because the released ones are
-not ours to publish. The same source gives the same bytes, so that the book is rendered again only when one of them
-has changed.
+Pyodide and the wheels are fetched once and checked by digest. Where they cannot be fetched, the page shows its
+stored results and says that it has no simulator; that is no error. The traces are twins, because the released ones
+are not ours to publish. The same source gives the same bytes, so that the book is rendered again only when one of
+them has changed.
 """
 
 import argparse
@@ -60,16 +61,28 @@ STORED: Final = tuple(
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 
-def write_assets(folder: Path, cache: Path) -> None:
+def write_assets(folder: Path, cache: Path, *, offline: bool = False) -> str:
     """Write all files into a folder; those that would not change stay as they are.
 
+    Args:
+        folder: where the page finds them.
+        cache: where what was fetched is kept.
+        offline: fetch nothing.
+
+    Returns:
+        Why Pyodide or a wheel is not there, so that the page cannot simulate; empty where all are.
+
     Raises:
-        ConnectionError: when something cannot be fetched.
         ValueError: when what was fetched has another digest.
     """
     folder.mkdir(parents=True, exist_ok=True)
     cache.mkdir(parents=True, exist_ok=True)
-    files = dict(_files(cache))
+    missing = ""
+    try:
+        fetched = dict(_runtime(cache, offline=offline))
+    except ConnectionError as error:
+        fetched, missing = {}, str(error)
+    files = fetched | dict(_made(cache, [name for name in fetched if name.endswith(".whl")], missing))
     for path in folder.glob("*.whl"):  # the only names that change
         if path.name not in files:
             path.unlink(missing_ok=True)
@@ -77,17 +90,26 @@ def write_assets(folder: Path, cache: Path) -> None:
         if not (folder / name).is_file() or (folder / name).read_bytes() != content:
             with complete_file(folder / name) as file:
                 file.write(content)
+    return missing
 
 
-def _files(cache: Path) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(fetch_pyodide(cache)) as archive:
+def _runtime(cache: Path, *, offline: bool) -> Iterator[tuple[str, bytes]]:
+    """Pyodide and the wheels.
+
+    Raises:
+        ConnectionError: when one is not in the cache and cannot be fetched.
+    """
+    with tarfile.open(fetch_pyodide(cache, offline=offline)) as archive:
         for name in PYODIDE_FILES:
             member = archive.extractfile(f"package/{name}")
             assert member is not None  # noqa: S101  # the digest is right
             yield name, member.read()
-    wheels = fetch_wheels(cache)
-    for wheel in wheels:
+    for wheel in fetch_wheels(cache, offline=offline):
         yield wheel.name, wheel.read_bytes()
+
+
+def _made(cache: Path, wheels: Sequence[str], missing: str) -> Iterator[tuple[str, bytes]]:
+    """What is made of the source: the package, the nodes, the traces and the stored results."""
     yield "mooncake_lab.zip", package_zip()
     yield "nodes.json", nodes()
     traces = {name: f"{name}.jsonl" for name in TWINS}
@@ -95,8 +117,8 @@ def _files(cache: Path) -> Iterator[tuple[str, bytes]]:
         path = cache / file_name
         write_trace(path, make_twin(name, seed=0, requests=TWIN_REQUESTS))
         yield file_name, path.read_bytes()
-    yield "stored.js", stored(cache / traces[TWINS[0]])
-    yield "manifest.json", json.dumps({"wheels": [wheel.name for wheel in wheels], "traces": traces}).encode()
+    yield "stored.js", stored(cache / traces[TWINS[0]], missing)
+    yield "manifest.json", json.dumps({"wheels": wheels, "traces": traces}).encode()
 
 
 def nodes() -> bytes:
@@ -114,8 +136,13 @@ def nodes() -> bytes:
     )
 
 
-def stored(twin: Path) -> bytes:
-    """A script with the results that the page shows before its first run; a page from a disk can load no JSON."""
+def stored(twin: Path, missing: str = "") -> bytes:
+    """A script with the results that the page shows before its first run; a page from a disk can load no JSON.
+
+    Args:
+        twin: the trace that they are of.
+        missing: whether Pyodide or a wheel is, and why; the page shows only that something is.
+    """
     simulator = Simulator(nodes().decode())
     simulator.read(TWINS[0], str(twin))
     runs = [
@@ -123,7 +150,12 @@ def stored(twin: Path) -> bytes:
         | msgspec.json.decode(simulator.run(TWINS[0], msgspec.json.encode(settings).decode()))
         for settings in STORED
     ]
-    return b"window.playgroundStored = " + msgspec.json.encode(runs) + b";\n"
+    complete = b"false" if missing else b"true"
+    return (
+        b"window.playgroundComplete = "
+        + complete
+        + b";\nwindow.playgroundStored = %b;\n" % msgspec.json.encode(runs)
+    )
 
 
 def package_zip() -> bytes:
@@ -138,18 +170,32 @@ def package_zip() -> bytes:
     return packed.getvalue()
 
 
-def fetch_pyodide(cache: Path) -> Path:
-    """The archive of Pyodide."""
+_OFFLINE: Final = "OFFLINE is set"
+
+
+def fetch_pyodide(cache: Path, *, offline: bool = False) -> Path:
+    """The archive of Pyodide.
+
+    Raises:
+        ConnectionError: when it is not in the cache and cannot be fetched.
+    """
+    kept = cache / PYODIDE_URL.rpartition("/")[2]
+    if offline and not (kept.is_file() and file_sha256(kept) == PYODIDE_SHA256):
+        raise ConnectionError(_OFFLINE)
     try:
-        return Path(pooch.retrieve(PYODIDE_URL, f"sha256:{PYODIDE_SHA256}", PYODIDE_URL.rpartition("/")[2], cache))
+        return Path(pooch.retrieve(PYODIDE_URL, f"sha256:{PYODIDE_SHA256}", kept.name, cache))
     except OSError as error:
         raise ConnectionError(
             f"could not fetch {PYODIDE_URL} ({error}); connect to the internet, or put that file into {cache}"
         ) from error
 
 
-def fetch_wheels(cache: Path) -> list[Path]:
-    """The wheels, from the package index that pip is configured for."""
+def fetch_wheels(cache: Path, *, offline: bool = False) -> list[Path]:
+    """The wheels, from the package index that pip is configured for.
+
+    Raises:
+        ConnectionError: when one is not in the cache and cannot be fetched.
+    """
     wanted = cache / "requirements.txt"
     wanted.write_text("".join(f"{name} --hash=sha256:{digest}\n" for name, digest in WHEELS.items()))
     folder = cache / "wheels"
@@ -161,6 +207,8 @@ def fetch_wheels(cache: Path) -> list[Path]:
     ]  # fmt: skip
     found = sorted(folder.glob("*.whl"))
     if sorted(map(file_sha256, found)) != sorted(WHEELS.values()):
+        if offline:
+            raise ConnectionError(_OFFLINE)
         for path in found:
             path.unlink(missing_ok=True)
         if subprocess.run(command, check=False).returncode:  # noqa: S603 - our own interpreter and arguments
@@ -177,12 +225,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m mooncake_lab.playground.assets", description=__doc__)
     parser.add_argument("folder", type=Path, help="where the page finds its files")
     parser.add_argument("--cache", type=Path, required=True, help="where what is fetched is kept")
+    parser.add_argument("--offline", action="store_true", help="fetch nothing")
     options = parser.parse_args(arguments)
     try:
-        write_assets(options.folder, options.cache)
+        missing = write_assets(options.folder, options.cache, offline=options.offline)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"The playground's files could not be made: {error}\n")
         return 1
+    if missing:
+        said = f"its simulator is not here ({missing}), so the page shows stored results; make book fetches it"
+        sys.stderr.write(f"{'playground':<16} {said}\n")
     return 0
 
 
