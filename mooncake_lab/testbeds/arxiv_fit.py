@@ -1,12 +1,13 @@
 """The fit of the arXiv testbed to arXiv Figs. 8 and 13, and to nothing else: `data/measured/arxiv_testbed.json`.
 
-`python -m mooncake_lab.testbeds.arxiv_fit` replays 23,000 requests of twins of the tool&agent trace at the
+`python -m mooncake_lab.testbeds.arxiv_fit` replays 23,000 requests of two twins of the tool&agent trace at the
 recorded speed, on 8 prefill and 8 decode nodes (Fig. 8, KVCache-centric) and on 10 and 10 (Fig. 13). All requests
 are admitted. One TBT of Fig. 13 is the mean of the longest tenth of a request's gaps (assumption B44).
 
-The optimum is the point of a grid at which the squared logarithms of simulated over printed quantiles have the
-smallest sum. The grid is coarse on one twin, and finer around the best point on two. All runs take five minutes of
-one processor; the command goes on from those that it finds.
+TTFT depends on the prefill factor only, so it is replayed with answers of one token. TBT hardly depends on it, and
+is replayed at one prefill factor. Between the replayed settings, the logarithms of the quantiles are interpolated
+by parabolas. The optimum is the setting at which the squared logarithms of simulated over printed quantiles have
+the smallest sum. The command goes on from the replays that it finds; all take three minutes of a processor.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from mooncake_lab.core import SLO, TracedRequest, carried_folder, rare_collectio
 from mooncake_lab.metrics import request_table
 from mooncake_lab.paper import fact, points
 from mooncake_lab.simulation import Cluster
+from mooncake_lab.testbeds.arxiv import CONSTANT_S as ARXIV_CONSTANT_S
 from mooncake_lab.testbeds.arxiv import ArxivFit, Slower, arxiv_testbed
 from mooncake_lab.workload import load
 
@@ -45,7 +47,6 @@ FIG_8_NODES: Final = 8
 FIG_13_NODES: Final = 10
 SERIES: Final = "Mooncake-[10P+10D]"
 TWINS: Final = (0, 1)
-"""Twins of the fine grid; the coarse one has the first."""
 Gap = Literal["longest_tenth", "mean"]
 Admission = Literal["all", "slo"]
 _GAP_COLUMNS: Final[Mapping[Gap, str]] = {"longest_tenth": "tbt_fast_s", "mean": "tbt_arxiv_s"}
@@ -100,15 +101,17 @@ def replayed(run: FitRun, requests: int = REQUESTS) -> FitRun:
         slo=slo,
         block_size_tokens=512,
     )
+    node = arxiv_testbed(run.at.prefill, run.at.decode, run.at.constant_s)
+    arriving = _requests(run.twin, run.of == "ttft")[:requests]
     with rare_collections():
-        log = Cluster(spec, arxiv_testbed(run.at.prefill, run.at.decode, run.at.constant_s)).run(
-            _requests(run.twin)[:requests]
-        )
+        log = Cluster(spec, node).run(arriving)
     table = request_table(log)
     ttft = table["ttft_s"].dropna().to_numpy(dtype=np.float64)
-    box = (float(ttft.mean()), *np.percentile(ttft, (25, 50, 75)).tolist())
+    if run.of == "ttft":
+        box = _rounded((float(ttft.mean()), *np.percentile(ttft, (25, 50, 75)).tolist()))
+        return replace(run, box=box, ttft=_at_percent(ttft))
     tbt = {gap: _at_percent(table[name].dropna().to_numpy(dtype=np.float64)) for gap, name in _GAP_COLUMNS.items()}
-    return replace(run, box=_rounded(box), ttft=_at_percent(ttft), tbt=tbt)
+    return replace(run, tbt=tbt)
 
 
 def _at_percent(values: Array) -> tuple[float, ...]:
@@ -120,115 +123,94 @@ def _rounded(values: Iterable[float]) -> tuple[float, ...]:
     return tuple(float(f"{value:.6g}") for value in values)
 
 
-@lru_cache(maxsize=3)
-def _requests(twin: int) -> tuple[TracedRequest, ...]:
-    return tuple(load("toolagent", seed=twin).head(REQUESTS).requests())
+@lru_cache(maxsize=2)
+def _requests(twin: int, one_token: bool) -> tuple[TracedRequest, ...]:
+    whole = load("toolagent", seed=twin).head(REQUESTS).requests()
+    return tuple(replace(each, output_tokens=1) if one_token else each for each in whole)
 
 
-START: Final = Slower(1.7, 7.0, 0.025)
-"""Where the coarse grid is centred: what the quick scans of two reviews gave."""
-COARSE_PREFILL: Final = (1.4, 1.6, 1.8, 2.0)
-COARSE_DECODE: Final = tuple(product((5.0, 7.0, 9.0), (0.015, 0.025, 0.035)))
+REPLAYED_PREFILL: Final = (1.5, 1.6, 1.7, 1.8, 1.9)
+REPLAYED_DECODE: Final = (5.0, 7.0, 9.0)
+REPLAYED_CONSTANT_S: Final = (0.015, 0.025, 0.035)
+TBT_PREFILL: Final = 1.7
+"""At which prefill factor TBT is replayed."""
+PREFILL: Final = tuple(round(1.5 + 0.025 * step, 3) for step in range(17))
+DECODE: Final = tuple(5.0 + 0.25 * step for step in range(17))
+CONSTANT_S: Final = tuple(round(0.015 + 0.001 * step, 3) for step in range(21))
+"""The grid on which the error is computed."""
 
 
-def errors(runs: Iterable[FitRun], gap: Gap = "longest_tenth", admission: Admission = "all") -> "Errors":
-    """Sums of squared log errors of the mean logarithms over twins.
-
-    The decode step hardly moves TTFT, and the prefill factor hardly moves TBT, so that each is fitted by itself.
-    """
-    printed = {name: np.log(seconds) for name, seconds in targets().items()}
-    ttft, tbt = dict[float, dict[tuple[int, int], Array]](), dict[tuple[float, float], dict[int, Array]]()
-    for run in runs:
-        if run.admission != admission:
-            continue
-        if run.nodes == FIG_8_NODES:
-            ttft.setdefault(run.at.prefill, {})[run.nodes, run.twin] = np.log(run.box) - printed["box"]
-        elif run.of == "ttft":
-            ttft.setdefault(run.at.prefill, {})[run.nodes, run.twin] = np.log(run.ttft) - printed["ttft"]
-        else:
-            off = np.log(run.tbt[gap]) - printed["tbt"]
-            tbt.setdefault((run.at.decode, run.at.constant_s), {})[run.twin] = off
-    return Errors(
-        {
-            prefill: sum(
-                _squared([off for (nodes, _), off in found.items() if nodes == kind])
-                for kind in (FIG_8_NODES, FIG_13_NODES)
-            )
-            for prefill, found in sorted(ttft.items())
-        },
-        {point: _squared(list(found.values())) for point, found in sorted(tbt.items())},
-        {prefill: len(found) // 2 for prefill, found in ttft.items()},
-        {point: len(found) for point, found in tbt.items()},
-    )
+def planned() -> list[FitRun]:
+    """All replays of the fit."""
+    found: list[FitRun] = []
+    for prefill, nodes, twin in product(REPLAYED_PREFILL, (FIG_8_NODES, FIG_13_NODES), TWINS):
+        at = Slower(prefill, 1.0, ARXIV_CONSTANT_S)
+        found.append(FitRun(of="ttft", at=at, nodes=nodes, twin=twin))
+    for decode, constant_s, twin in product(REPLAYED_DECODE, REPLAYED_CONSTANT_S, TWINS):
+        at = Slower(TBT_PREFILL, decode, constant_s)
+        found.append(FitRun(of="tbt", at=at, nodes=FIG_13_NODES, twin=twin))
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """The errors of a fit, and over how many twins each was taken."""
+def fitted(runs: Sequence[FitRun], gap: Gap = "longest_tenth") -> ArxivFit:
+    """The setting with the smallest error, and all settings whose error is at most a tenth larger."""
+    ttft, tbt = ttft_errors(runs), tbt_errors(runs, gap)
+    total = {Slower(p, *d): ttft[p] + tbt[d] for p, d in product(ttft, tbt)}
+    optimum = min(total, key=lambda each: total[each])
+    region = tuple(each for each, error in total.items() if error <= REGION * total[optimum])
+    return ArxivFit(optimum=optimum, error=float(f"{total[optimum]:.6g}"), region=region)
 
-    ttft: Mapping[float, float]
-    """By prefill factor."""
-    tbt: Mapping[tuple[float, float], float]
-    """By decode factor and constant."""
-    ttft_twins: Mapping[float, int]
-    tbt_twins: Mapping[tuple[float, float], int]
 
-    def best(self, twins: int = 1) -> tuple[float, tuple[float, float]]:
-        """The prefill factor, and the decode factor and constant, with the least error over so many twins."""
-        ttft = {each: error for each, error in self.ttft.items() if self.ttft_twins[each] >= twins}
-        tbt = {each: error for each, error in self.tbt.items() if self.tbt_twins[each] >= twins}
-        return min(ttft, key=lambda each: ttft[each]), min(tbt, key=lambda each: tbt[each])
+REGION: Final = 1.1
+"""How much larger than at the optimum the error may be in the region."""
 
-    def fit(self, twins: int) -> ArxivFit:
-        """The optimum over so many twins, and all points whose error is at most a tenth larger."""
-        prefill, decode = self.best(twins)
-        least = self.ttft[prefill] + self.tbt[decode]
-        within = [
-            Slower(p, *d)
-            for p, d in product(self.ttft, self.tbt)
-            if min(self.ttft_twins[p], self.tbt_twins[d]) >= twins and self.ttft[p] + self.tbt[d] <= 1.1 * least
+
+def ttft_errors(runs: Sequence[FitRun]) -> dict[float, float]:
+    """The error of Fig. 8 and of the TTFT of Fig. 13, by prefill factor."""
+    printed = targets()
+    found = dict.fromkeys(PREFILL, 0.0)
+    for nodes, name in ((FIG_8_NODES, "box"), (FIG_13_NODES, "ttft")):
+        logs = [
+            np.mean([np.log(getattr(r, name)) for r in _those(runs, "ttft", nodes) if r.at.prefill == p], axis=0)
+            for p in REPLAYED_PREFILL
         ]
-        return ArxivFit(optimum=Slower(prefill, *decode), error=float(f"{least:.6g}"), region=tuple(within))
+        for prefill in PREFILL:
+            ours = _parabola(REPLAYED_PREFILL, logs, prefill)
+            found[prefill] += float(np.square(ours - np.log(printed[name])).sum())
+    return found
 
 
-def _squared(off: Sequence[Array]) -> float:
-    return float(np.square(np.mean(off, axis=0)).sum())
+def tbt_errors(runs: Sequence[FitRun], gap: Gap) -> dict[tuple[float, float], float]:
+    """The error of the TBT of Fig. 13, by decode factor and constant."""
+    those = _those(runs, "tbt", FIG_13_NODES)
+    printed = np.log(targets()["tbt"])
+
+    def log_tbt(decode: float, constant_s: float) -> Array:
+        at = [r for r in those if (r.at.decode, r.at.constant_s) == (decode, constant_s)]
+        return np.mean([np.log(r.tbt[gap]) for r in at], axis=0)
+
+    replays = {decode: [log_tbt(decode, each) for each in REPLAYED_CONSTANT_S] for decode in REPLAYED_DECODE}
+    found: dict[tuple[float, float], float] = {}
+    for constant_s in CONSTANT_S:
+        along = [_parabola(REPLAYED_CONSTANT_S, replays[decode], constant_s) for decode in REPLAYED_DECODE]
+        for decode in DECODE:
+            off = _parabola(REPLAYED_DECODE, along, decode) - printed
+            found[decode, constant_s] = float(np.square(off).sum())
+    return found
 
 
-def planned(held: Sequence[FitRun]) -> list[FitRun]:
-    """The runs of the next stage that the file does not hold: the coarse grids, then finer ones around their best.
-
-    Decode is replayed with the prefill factor that fits best.
-    """
-    coarse = [*_of_ttft(COARSE_PREFILL, TWINS[:1]), *_of_tbt(START.prefill, COARSE_DECODE, TWINS[:1])]
-    missing = _without(coarse, held)
-    if missing:
-        return missing
-    found = errors(run for run in held if run.key in {each.key for each in coarse})
-    prefill, (decode, constant_s) = found.best()
-    fine = tuple(round(prefill + step, 3) for step in (-0.1, -0.05, 0.0, 0.05, 0.1))
-    missing = _without(_of_ttft(fine, TWINS), held)
-    if missing:
-        return missing
-    prefill, _ = errors(held).best(len(TWINS))
-    steps = product((-1.0, -0.5, 0.0, 0.5, 1.0), (-0.005, 0.0, 0.005))
-    around = [(decode + each, round(constant_s + more_s, 4)) for each, more_s in steps]
-    return _without(_of_tbt(prefill, around, TWINS), held)
+def _those(runs: Sequence[FitRun], of: str, nodes: int) -> list[FitRun]:
+    return [run for run in runs if run.of == of and run.nodes == nodes and run.admission == "all"]
 
 
-def _of_ttft(prefill: Iterable[float], twins: Sequence[int]) -> list[FitRun]:
-    each = product(prefill, (FIG_8_NODES, FIG_13_NODES), twins)
-    return [FitRun(of="ttft", at=replace(START, prefill=p), nodes=nodes, twin=twin) for p, nodes, twin in each]
-
-
-def _of_tbt(prefill: float, decode: Iterable[tuple[float, float]], twins: Sequence[int]) -> list[FitRun]:
-    each = product(decode, twins)
-    return [FitRun(of="tbt", at=Slower(prefill, *d), nodes=FIG_13_NODES, twin=twin) for d, twin in each]
-
-
-def _without(runs: Iterable[FitRun], held: Iterable[FitRun]) -> list[FitRun]:
-    there = {run.key for run in held}
-    return [run for run in runs if run.key not in there]
+def _parabola(at: Sequence[float], values: Sequence[Array], x: float) -> Array:
+    """The parabola through the three points nearest to x."""
+    nearest = sorted(range(len(at)), key=lambda each: abs(at[each] - x))[:3]
+    found = np.zeros_like(values[0])
+    for one in nearest:
+        others = [at[other] for other in nearest if other != one]
+        found = found + values[one] * np.prod([(x - other) / (at[one] - other) for other in others])
+    return found
 
 
 class Record(msgspec.Struct):
@@ -244,18 +226,18 @@ class Record(msgspec.Struct):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Replay what is missing, stage by stage; runs are kept beside the file until all are there."""
+    """Replay what is missing; runs are kept beside the file until all are there."""
     default = carried_folder("measured") / "arxiv_testbed.json"
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
     parser.add_argument("--out", type=Path, default=default, help="the JSON file, %(default)s by default")
     out: Path = parser.parse_args(arguments).out
     part = out.with_suffix(".part")
     runs = msgspec.json.decode(part.read_bytes(), type=list[FitRun]) if part.exists() else list[FitRun]()
-    while missing := planned(runs):
-        for run in tqdm(missing, unit="replay", mininterval=10):
-            runs.append(replayed(run))
-            part.write_bytes(msgspec.json.encode(runs))
-    fit = errors(runs).fit(len(TWINS))
+    there = {run.key for run in runs}
+    for run in tqdm([each for each in planned() if each.key not in there], unit="replay", mininterval=10):
+        runs.append(replayed(run))
+        part.write_bytes(msgspec.json.encode(runs))
+    fit = fitted(runs)
     record = Record(
         about=" ".join((__doc__ or "").split()),
         commit=commit() or "unknown",
