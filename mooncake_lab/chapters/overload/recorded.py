@@ -1,0 +1,169 @@
+"""What the recorded replays of whole traces say: counts, ratios with intervals, and the map."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from mooncake_lab.chapters.overload.claims import ratio_with_interval
+from mooncake_lab.chapters.overload.experiment import Overload
+from mooncake_lab.chapters.overload.replays import (
+    POINT_A,
+    POINT_B,
+    POLICIES,
+    REPLAY,
+    TTFT_LIMITS_S,
+    fitted_points,
+    judged_order,
+)
+from mooncake_lab.core import carried_folder
+from mooncake_lab.experiments import tabulated, whole_trace
+from mooncake_lab.testbeds import arxiv_testbed
+from mooncake_lab.testbeds.arxiv import Slower, arxiv_fit
+
+JUDGED_THRESHOLD: Final = 0.98
+"""The arrival threshold at which the order is judged."""
+JUDGED_TWINS: Final = tuple(range(7))
+PLACE: Final = ("prefill_factor", "decode_factor", "decode_constant_s", "ttft_limit_s")
+"""What tells one point from another."""
+ORDER: Final = "baseline > early > prediction"
+GAIN: Final = "early and prediction below the baseline, in the other order"
+EARLY: Final = "early below the baseline, prediction not"
+NONE: Final = "early not below the baseline"
+KINDS: Final = (ORDER, GAIN, EARLY, NONE)
+"""What a cell of the map may show."""
+
+
+def recorded() -> pd.DataFrame:
+    """Every recorded replay: `data/measured/overload_replays.csv`."""
+    table = pd.read_csv(carried_folder("measured") / "overload_replays.csv", dtype={"commit": str})
+    source = f"{len(table)} recorded replays of 23,000 requests of tool&agent twins"
+    return table.assign(rejected_share=table["rejected"] / table["requests"], seed=table["twin"], source=source)
+
+
+def points() -> dict[str, Overload]:
+    """The four points that are replayed on several twins, by name."""
+    low, high = fitted_points()
+    return {"fitted, 15 s": low, "fitted, 30 s": high, "A (15 s)": POINT_A, "B (30 s)": POINT_B}
+
+
+def at_point(
+    table: pd.DataFrame, point: Overload, threshold: float = JUDGED_THRESHOLD, held_back: bool = False
+) -> pd.DataFrame:
+    """The replays of one point on the twins of the record, or on the others; each policy at one arrival threshold."""
+    chosen = table["twin"].isin(JUDGED_TWINS) != held_back
+    for name in ("workload", "decode_nodes", "tbt_limit_s", *PLACE):
+        wanted = getattr(point, name)
+        chosen &= table[name].isna() if wanted is None else table[name] == wanted
+    chosen &= (table["arrival_threshold"] == threshold) | (table["policy"] == "after_prefill")
+    return table[chosen].sort_values(["twin", "policy"])
+
+
+@tabulated
+def ratios(table: pd.DataFrame, threshold: float = JUDGED_THRESHOLD, held_back: bool = False) -> Iterator[dict[str, Any]]:
+    """By point and policy: mean rejections over the twins, and their ratio to the baseline with its interval."""
+    for name, point in points().items():
+        rows = at_point(table, point, threshold, held_back)
+        for policy in POLICIES:
+            own = rows[rows["policy"] == policy]
+            if own.empty:
+                continue
+            ratio, low, high = ratio_with_interval(rows, "rejected", policy, "after_prefill")
+            yield {
+                "point": name,
+                "policy": policy,
+                "twins": len(own),
+                "rejected": float(own["rejected"].mean()),
+                "ratio": ratio,
+                "low": low,
+                "high": high,
+                "lower_in": int((_by_twin(rows, policy) < _by_twin(rows, "after_prefill")).sum()),
+            }
+
+
+def _by_twin(rows: pd.DataFrame, policy: str) -> pd.Series:
+    return rows[rows["policy"] == policy].set_index("twin")["rejected"]
+
+
+@tabulated
+def cells(table: pd.DataFrame, threshold: float = JUDGED_THRESHOLD, twin: int = 0) -> Iterator[dict[str, Any]]:
+    """The map: one row a cell that has all three policies, with both ratios to the baseline and what it shows."""
+    of_map = at_map(table, threshold, twin)
+    for (limit_s, prefill, decode), rows in of_map.groupby(["ttft_limit_s", "prefill_factor", "decode_factor"]):
+        found = rows.set_index("policy")["rejected"]
+        if not {"after_prefill", "early", "predictive"} <= set(found.index):
+            continue
+        baseline, early, predictive = (int(found[each]) for each in ("after_prefill", "early", "predictive"))
+        yield {
+            "ttft_limit_s": limit_s,
+            "prefill_factor": prefill,
+            "decode_factor": decode,
+            "rejected_share": baseline / int(rows["requests"].iloc[0]),
+            "early": early / baseline,
+            "predictive": predictive / baseline,
+            "kind": _kind(baseline, early, predictive),
+        }
+
+
+def at_map(table: pd.DataFrame, threshold: float, twin: int) -> pd.DataFrame:
+    """The replays of the map's cells."""
+    chosen = (table["twin"] == twin) & (table["workload"] == REPLAY.workload)
+    chosen &= table["decode_constant_s"] == REPLAY.decode_constant_s
+    chosen &= table["prefill_factor"].notna() & table["ttft_limit_s"].isin(TTFT_LIMITS_S)
+    return table[chosen & ((table["arrival_threshold"] == threshold) | (table["policy"] == "after_prefill"))]
+
+
+def _kind(baseline: int, early: int, predictive: int) -> str:
+    if early >= baseline:
+        return NONE
+    if predictive >= baseline:
+        return EARLY
+    return ORDER if predictive < early else GAIN
+
+
+def order_verdict(table: pd.DataFrame) -> str:
+    """The verdict on the order of Table 3 by the rule of `judged_order`."""
+    found = ratios(table).set_index(["point", "policy"])["high"]
+    ends = {
+        limit_s: [found[f"fitted, {limit_s:.0f} s", policy] for policy in ("early", "predictive")]
+        for limit_s in TTFT_LIMITS_S
+    }
+    return judged_order(ends, bool(in_region(cells(table))["has_order"].any()))
+
+
+def in_region(map_cells: pd.DataFrame) -> pd.DataFrame:
+    """Cells of the map that lie in the region of the fit, with whether they have the order.
+
+    A cell stands for the settings within half a step of it, at the same pressure on decode: the constant of the fit
+    differs from that of the map.
+    """
+    region = arxiv_fit().region
+    inside = [
+        any(abs(each.prefill - row.prefill_factor) <= 0.1 and abs(map_factor(each) - row.decode_factor) <= 0.5 for each in region)
+        for row in map_cells.itertuples()
+    ]
+    return map_cells[inside].assign(has_order=lambda each: each["kind"] == ORDER)
+
+
+def map_factor(node: Slower) -> float:
+    """The decode factor at which a node with the constant of the map is under the same pressure."""
+    room = (REPLAY.tbt_limit_s - node.constant_s) / (REPLAY.tbt_limit_s - REPLAY.decode_constant_s)
+    return node.decode / room
+
+
+def decode_pressure(node: Slower, twin: int = 0) -> float:
+    """Requests that would decode at once, each step as long as the limit, over those that a node can decode so."""
+    trace = whole_trace(REPLAY.workload, twin).head(REPLAY.first)
+    rate_per_s = REPLAY.speed * len(trace) / float(trace.arrival_s[-1] - trace.arrival_s[0])
+    offered = rate_per_s * float(trace.output_tokens.mean()) * REPLAY.tbt_limit_s / REPLAY.decode_nodes
+    step = arxiv_testbed(node.prefill, node.decode, node.constant_s).decode
+    weights = trace.output_tokens / trace.output_tokens.sum()
+    context = float((weights * (trace.input_tokens + trace.output_tokens / 2)).sum())
+    each_s = step.per_request_s + step.per_context_token_s * context
+    return offered * each_s / (REPLAY.tbt_limit_s - step.constant_s)
+
+
+def share_with_order(map_cells: pd.DataFrame) -> float:
+    """Which share of the cells has the order of Table 3."""
+    return float(np.mean(map_cells["kind"] == ORDER))
