@@ -43,6 +43,9 @@ from mooncake_lab.perf import LatencyModel, LinkLatency, check_floor, hardware
 from mooncake_lab.simulation import DEFAULT_MAX_TOKENS, Cluster, Failure, SimulationOptions
 from mooncake_lab.workload import Trace, in_class
 
+TESTBEDS = ("fast", "arxiv")
+"""The editions of the paper whose clusters are known."""
+
 
 def _failure(text: str) -> Failure:
     """A failure from `NAME@SECONDS`; the cluster checks whether the instance exists."""
@@ -95,6 +98,15 @@ def simulate(
     speed: Speed = 1.0,
     node: Annotated[str, typer.Option(help="Hardware of every node.")] = "a800-node",
     model: Annotated[str, typer.Option(help="The model that the nodes serve.")] = "llama3-70b",
+    testbed: Annotated[
+        str | None,
+        typer.Option(
+            parser=one_of(TESTBEDS),
+            metavar="NAME",
+            help="The edition of the paper whose nodes are simulated: fast, the default, or arxiv, whose nodes are"
+            " slower. arxiv needs the default --node and --model.",
+        ),
+    ] = None,
     cache_tokens: Annotated[
         int | None,
         at_least(
@@ -151,7 +163,7 @@ def simulate(
     _check(context.params)
     started = time.perf_counter(), time.process_time()
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
-    latency, on_device = _node(node, model, ssd_gb_per_s)
+    latency, on_device = _node(node, model, ssd_gb_per_s, testbed)
     requests = read_or_fail("simulate", trace, lenient=lenient, block_size_tokens=block_size)
     requests = requests if num_prompts is None else requests.head(num_prompts)
     full_tokens = cache_tokens or on_device if coupled else on_device
@@ -180,7 +192,14 @@ def simulate(
     if perfetto:
         with _writing("--perfetto", perfetto):
             write_perfetto(perfetto, kept)
-    asked = {"node": node, "model": model, "speed": speed, "ssd_gb_per_s": ssd_gb_per_s, "lenient": lenient}
+    asked = {
+        "node": node,
+        "model": model,
+        "testbed": testbed or "fast",
+        "speed": speed,
+        "ssd_gb_per_s": ssd_gb_per_s,
+        "lenient": lenient,
+    }
     asked |= {"num_prompts": num_prompts, "urgent_share": urgent_share, "seed": seed or 0}
     told = {each.name: _plain(getattr(held, each.name)) for held in (spec, options) for each in fields(held)}
     of_run: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, "settings": asked | told}
@@ -220,6 +239,10 @@ def _check(said: dict[str, Any]) -> None:
             bool(said["ssd_tokens"]) != (said["ssd_gb_per_s"] is not None),
             "give --ssd-tokens and --ssd-gb-per-s together, or neither",
         ),
+        (
+            said["testbed"] == "arxiv" and (said["node"], said["model"]) != ("a800-node", "llama3-70b"),
+            "--testbed arxiv is fitted to --node a800-node and --model llama3-70b; leave both out",
+        ),
         (said["decode_s"] is not None and admission != "predictive", "--decode-s is for --admission predictive"),
         (
             (said["urgent_share"] is not None) != (admission == "priority"),
@@ -245,16 +268,18 @@ def _spec(said: dict[str, Any], on_device: int, policies: dict[str, Any]) -> Clu
     )  # fmt: skip
 
 
-def _node(node: str, model: str, ssd_gb_per_s: float | None) -> tuple[LatencyModel, int]:
+def _node(node: str, model: str, ssd_gb_per_s: float | None, testbed: str | None) -> tuple[LatencyModel, int]:
     """The latency model of a node, with the speed of its SSDs, and the KVCache tokens that its GPUs hold.
 
     Raises:
         typer.BadParameter: when node or model is unknown, or the SSD is faster than the node allows.
     """
+    from mooncake_lab.testbeds import arxiv_testbed_latency
     from mooncake_lab.testbeds.nodes import device_tokens, node_latency
 
     try:
-        latency = replace(node_latency(node, model), ssd=LinkLatency(ssd_gb_per_s * 1e9) if ssd_gb_per_s else None)
+        known = arxiv_testbed_latency() if testbed == "arxiv" else node_latency(node, model)
+        latency = replace(known, ssd=LinkLatency(ssd_gb_per_s * 1e9) if ssd_gb_per_s else None)
         check_floor(latency, hardware(node))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

@@ -58,7 +58,7 @@ class Slower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArxivFit:
-    """What `python -m mooncake_lab.testbeds.arxiv_fit` recorded: `data/measured/arxiv_testbed.json`."""
+    """What `python -m mooncake_lab.testbeds.fit_arxiv` recorded: `data/measured/arxiv_testbed.json`."""
 
     optimum: Slower
     error: float

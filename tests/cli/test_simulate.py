@@ -97,6 +97,7 @@ def test_log_holds_the_run(file, cluster, tmp_path):
         (DISAGGREGATED, ("--speed", 3)),
         (DISAGGREGATED, ("--node", "h800-node")),
         (DISAGGREGATED, ("--model", "llama3-8b")),
+        (DISAGGREGATED, ("--testbed", "arxiv")),
         (DISAGGREGATED, ("--cache-tokens", 6000)),
         (SMALL, ("--ssd-tokens", 60_000, "--ssd-gb-per-s", 6)),
         (
@@ -147,6 +148,8 @@ def test_a_death_loses_no_request(file, cluster):
         ((*DISAGGREGATED, "--admission", "early", "--decode-s", 5), "--decode-s is for --admission predictive"),
         ((*DISAGGREGATED, "--node", "abacus"), "allowed is hardware with a network card"),
         ((*DISAGGREGATED, "--model", "gpt9"), "unknown model 'gpt9'"),
+        ((*DISAGGREGATED, "--testbed", "nsdi"), "fast, arxiv"),
+        ((*DISAGGREGATED, "--testbed", "arxiv", "--node", "h800-node"), "leave both out"),
         ((*COUPLED, "--cache-tokens", 1), "capacity_blocks is 0"),
         ((*COUPLED, "--prefill-group", 2), "are for prefill nodes"),
         ((*WIDE, "--prefill-group", 3), "no whole number of groups"),

@@ -7,8 +7,9 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
-from mooncake_lab.experiments import where
+from mooncake_lab.experiments import records, where
 from mooncake_lab.figures import style
 from mooncake_lab.figures.colours import COLOURS
 
@@ -87,6 +88,90 @@ def with_intervals(rows: pd.DataFrame, quantities: Mapping[str, str], policies: 
         axis.set(xlabel=label, xlim=(0, None))
     _rows_of_policies(axes, policies)
     return style.finished(figure, style.simulated(style.sources(rows)), legend=False)
+
+
+@style.styled
+def at_points(found: pd.DataFrame, replays: pd.DataFrame, paper_counts: Mapping[str, float]) -> style.BookFigure:
+    """Mean rejections over twins with 95 % intervals, a panel a point; the paper's counts as diamonds.
+
+    Args:
+        found: what `recorded.ratios` says, with the column `half`: half the interval of the mean.
+        replays: the recorded replays, for the footer.
+        paper_counts: what Table 3 prints, by policy.
+    """
+    names = list(dict.fromkeys(map(str, found["point"])))
+    policies = list(dict.fromkeys(map(str, found["policy"])))
+    figure, axes = style.new_figure(2, -(-len(names) // 2), height=4.4, sharex=True, sharey=True)
+    for axis, name in zip(axes, names, strict=False):
+        for row in records(found, point=name):
+            at = policies.index(row["policy"])
+            axis.barh(at, row["rejected"], color=_colour(row["policy"]), height=0.55, alpha=0.75)
+            axis.errorbar(row["rejected"], at, xerr=row["half"], color=COLOURS["optimum"], capsize=4)
+        at = {policies.index(policy): count for policy, count in paper_counts.items() if policy in policies}
+        style.paper_points(axis, list(at.values()), list(at), "arXiv Table 3")
+        style.panel_title(axis, name)
+        axis.set_xlim(0, None)
+    for axis in axes[-2:]:
+        axis.set_xlabel("rejected of 23,000 (requests)")
+    _rows_of_policies(axes, policies)
+    return style.finished(figure, f"simulated: arXiv testbed; {style.sources(replays)}")
+
+
+CELL_COLOURS: Final = {
+    "baseline > early > prediction": "mooncake",
+    "early and prediction below the baseline, in the other order": "mooncake_variant",
+    "early below the baseline, prediction not": "straw_man_light",
+    "early not below the baseline": "refused_late",
+}
+"""What a cell of the map shows, by the meaning of its colour."""
+
+
+@style.styled
+def overload_map(
+    cells: pd.DataFrame, dots: Mapping[str, tuple[float, float, float]], region: Sequence[tuple[float, float]]
+) -> style.BookFigure:
+    """The map, a panel a TTFT limit: a square a cell, coloured by the order of the policies, with both ratios.
+
+    Args:
+        cells: what `recorded.cells` says.
+        dots: TTFT limit (s), decode factor and prefill factor of points, by name.
+        region: decode and prefill factors of the region of the fit.
+    """
+    limits = sorted(set(cells["ttft_limit_s"]))
+    figure, axes = style.new_figure(1, len(limits), height=4.6, sharex=True, sharey=True)
+    for axis, limit_s in zip(axes, limits, strict=True):
+        for kind, colour in CELL_COLOURS.items():
+            own = where(cells, ttft_limit_s=limit_s, kind=kind)
+            axis.scatter(
+                own["decode_factor"], own["prefill_factor"], s=900, marker="s", color=COLOURS[colour], alpha=0.35,
+                label=kind, linewidths=0,
+            )  # fmt: skip
+        for row in records(cells, ttft_limit_s=limit_s):
+            text = f"{row['early']:.2f}\n{row['predictive']:.2f}"
+            axis.annotate(
+                text, (row["decode_factor"], row["prefill_factor"]), ha="center", va="center", fontsize=style.SMALL
+            )
+        low, high = ([f(each[axis_] for each in region) for axis_ in (0, 1)] for f in (min, max))
+        outline = Rectangle(
+            (low[0], low[1]), high[0] - low[0], high[1] - low[1],
+            fill=False, edgecolor=COLOURS["fitted"], linewidth=1.5, label="region of the fit",
+        )  # fmt: skip
+        axis.add_patch(outline)
+        for name, (at_s, decode, prefill) in dots.items():
+            if at_s == limit_s:
+                axis.plot(
+                    decode, prefill, marker="o", color=COLOURS["ink"], markerfacecolor="none", linestyle="none"
+                )
+                axis.annotate(name, (decode, prefill), xytext=(0, 18), textcoords="offset points", ha="center")
+        style.panel_title(axis, f"TTFT limit {limit_s:.0f} s")
+        axis.set(xlabel="decode factor (times FAST'25)", xlim=(4.8, 10.2), ylim=(1.18, 2.22))
+        axis.grid(visible=False)
+    axes[0].set_ylabel("prefill factor (times FAST'25)")
+    return style.finished(
+        figure,
+        "simulated: arXiv testbed; recorded replays of twin 0, one a cell and policy, no interval",
+        columns=2,
+    )
 
 
 def _rows_of_policies(axes: Sequence[Axes], policies: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """What the recorded replays of whole traces say: counts, ratios with intervals, and the map."""
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ from mooncake_lab.chapters.overload.replays import (
     judged_order,
 )
 from mooncake_lab.core import carried_folder
-from mooncake_lab.experiments import tabulated, whole_trace
+from mooncake_lab.experiments import records, tabulated, value, where, whole_trace
 from mooncake_lab.testbeds import arxiv_testbed
 from mooncake_lab.testbeds.arxiv import Slower, arxiv_fit
 
@@ -51,55 +51,60 @@ def points() -> dict[str, Overload]:
 def at_point(
     table: pd.DataFrame, point: Overload, threshold: float = JUDGED_THRESHOLD, held_back: bool = False
 ) -> pd.DataFrame:
-    """The replays of one point on the twins of the record, or on the others; each policy at one arrival threshold."""
+    """The replays of one point on the twins of the record, or on the others, at one arrival threshold."""
     chosen = table["twin"].isin(JUDGED_TWINS) != held_back
     for name in ("workload", "decode_nodes", "tbt_limit_s", *PLACE):
         wanted = getattr(point, name)
         chosen &= table[name].isna() if wanted is None else table[name] == wanted
     chosen &= (table["arrival_threshold"] == threshold) | (table["policy"] == "after_prefill")
-    return table[chosen].sort_values(["twin", "policy"])
+    return cast("pd.DataFrame", table[chosen]).sort_values(["twin", "policy"])
 
 
 @tabulated
-def ratios(table: pd.DataFrame, threshold: float = JUDGED_THRESHOLD, held_back: bool = False) -> Iterator[dict[str, Any]]:
+def ratios(
+    table: pd.DataFrame, threshold: float = JUDGED_THRESHOLD, held_back: bool = False
+) -> Iterator[dict[str, Any]]:
     """By point and policy: mean rejections over the twins, and their ratio to the baseline with its interval."""
     for name, point in points().items():
         rows = at_point(table, point, threshold, held_back)
+        baseline = _by_twin(rows, "after_prefill")
         for policy in POLICIES:
-            own = rows[rows["policy"] == policy]
-            if own.empty:
+            own = _by_twin(rows, policy)
+            if not own:
                 continue
             ratio, low, high = ratio_with_interval(rows, "rejected", policy, "after_prefill")
             yield {
                 "point": name,
                 "policy": policy,
                 "twins": len(own),
-                "rejected": float(own["rejected"].mean()),
+                "rejected": sum(own.values()) / len(own),
                 "ratio": ratio,
                 "low": low,
                 "high": high,
-                "lower_in": int((_by_twin(rows, policy) < _by_twin(rows, "after_prefill")).sum()),
+                "lower_in": sum(own[twin] < baseline[twin] for twin in own),
             }
 
 
-def _by_twin(rows: pd.DataFrame, policy: str) -> pd.Series:
-    return rows[rows["policy"] == policy].set_index("twin")["rejected"]
+def _by_twin(rows: pd.DataFrame, policy: str) -> dict[int, int]:
+    return {row["twin"]: row["rejected"] for row in records(rows, policy=policy)}
 
 
 @tabulated
 def cells(table: pd.DataFrame, threshold: float = JUDGED_THRESHOLD, twin: int = 0) -> Iterator[dict[str, Any]]:
     """The map: one row a cell that has all three policies, with both ratios to the baseline and what it shows."""
-    of_map = at_map(table, threshold, twin)
-    for (limit_s, prefill, decode), rows in of_map.groupby(["ttft_limit_s", "prefill_factor", "decode_factor"]):
-        found = rows.set_index("policy")["rejected"]
-        if not {"after_prefill", "early", "predictive"} <= set(found.index):
+    counts: dict[tuple[float, float, float], dict[str, int]] = {}
+    for row in records(at_map(table, threshold, twin)):
+        cell = row["ttft_limit_s"], row["prefill_factor"], row["decode_factor"]
+        counts.setdefault(cell, {})[row["policy"]] = row["rejected"]
+    for (limit_s, prefill, decode), found in sorted(counts.items()):
+        if not {"after_prefill", "early", "predictive"} <= set(found):
             continue
-        baseline, early, predictive = (int(found[each]) for each in ("after_prefill", "early", "predictive"))
+        baseline, early, predictive = (found[each] for each in ("after_prefill", "early", "predictive"))
         yield {
             "ttft_limit_s": limit_s,
             "prefill_factor": prefill,
             "decode_factor": decode,
-            "rejected_share": baseline / int(rows["requests"].iloc[0]),
+            "rejected_share": baseline / REPLAY.first,
             "early": early / baseline,
             "predictive": predictive / baseline,
             "kind": _kind(baseline, early, predictive),
@@ -111,7 +116,8 @@ def at_map(table: pd.DataFrame, threshold: float, twin: int) -> pd.DataFrame:
     chosen = (table["twin"] == twin) & (table["workload"] == REPLAY.workload)
     chosen &= table["decode_constant_s"] == REPLAY.decode_constant_s
     chosen &= table["prefill_factor"].notna() & table["ttft_limit_s"].isin(TTFT_LIMITS_S)
-    return table[chosen & ((table["arrival_threshold"] == threshold) | (table["policy"] == "after_prefill"))]
+    chosen &= (table["arrival_threshold"] == threshold) | (table["policy"] == "after_prefill")
+    return cast("pd.DataFrame", table[chosen])
 
 
 def _kind(baseline: int, early: int, predictive: int) -> str:
@@ -124,26 +130,41 @@ def _kind(baseline: int, early: int, predictive: int) -> str:
 
 def order_verdict(table: pd.DataFrame) -> str:
     """The verdict on the order of Table 3 by the rule of `judged_order`."""
-    found = ratios(table).set_index(["point", "policy"])["high"]
-    ends = {
-        limit_s: [found[f"fitted, {limit_s:.0f} s", policy] for policy in ("early", "predictive")]
-        for limit_s in TTFT_LIMITS_S
-    }
+    ends = upper_ends(table)
     return judged_order(ends, bool(in_region(cells(table))["has_order"].any()))
+
+
+def upper_ends(table: pd.DataFrame) -> dict[float, list[float]]:
+    """By TTFT limit (s), the upper ends of the intervals of early and prediction at the fitted point."""
+    found = ratios(table)
+    ends: dict[float, list[float]] = {}
+    for limit_s in TTFT_LIMITS_S:
+        named = f"fitted, {limit_s:.0f} s"
+        ends[limit_s] = [float(value(found, "high", point=named, policy=p)) for p in ("early", "predictive")]
+    return ends
 
 
 def in_region(map_cells: pd.DataFrame) -> pd.DataFrame:
     """Cells of the map that lie in the region of the fit, with whether they have the order.
 
-    A cell stands for the settings within half a step of it, at the same pressure on decode: the constant of the fit
-    differs from that of the map.
+    A cell stands for the settings within half a step of it. The constant of the fit differs from that of the map,
+    so decode factors are compared that put the same pressure on decode.
     """
-    region = arxiv_fit().region
+    region = [(each.prefill, map_factor(each)) for each in arxiv_fit().region]
     inside = [
-        any(abs(each.prefill - row.prefill_factor) <= 0.1 and abs(map_factor(each) - row.decode_factor) <= 0.5 for each in region)
-        for row in map_cells.itertuples()
+        any(
+            abs(prefill - row["prefill_factor"]) <= HALF_STEP[0]
+            and abs(decode - row["decode_factor"]) <= HALF_STEP[1]
+            for prefill, decode in region
+        )
+        for row in records(map_cells)
     ]
-    return map_cells[inside].assign(has_order=lambda each: each["kind"] == ORDER)
+    found = cast("pd.DataFrame", map_cells[np.array(inside, dtype=bool)])
+    return found.assign(has_order=found["kind"] == ORDER)
+
+
+HALF_STEP: Final = (0.1, 0.5)
+"""Half the distance of two cells: in the prefill factor, and in the decode factor."""
 
 
 def map_factor(node: Slower) -> float:
@@ -166,4 +187,4 @@ def decode_pressure(node: Slower, twin: int = 0) -> float:
 
 def share_with_order(map_cells: pd.DataFrame) -> float:
     """Which share of the cells has the order of Table 3."""
-    return float(np.mean(map_cells["kind"] == ORDER))
+    return len(where(map_cells, kind=ORDER)) / len(map_cells)

@@ -1,6 +1,6 @@
 """The fit of the arXiv testbed to arXiv Figs. 8 and 13, and to nothing else: `data/measured/arxiv_testbed.json`.
 
-`python -m mooncake_lab.testbeds.arxiv_fit` replays 23,000 requests of two twins of the tool&agent trace at the
+`python -m mooncake_lab.testbeds.fit_arxiv` replays 23,000 requests of two twins of the tool&agent trace at the
 recorded speed, on 8 prefill and 8 decode nodes (Fig. 8, KVCache-centric) and on 10 and 10 (Fig. 13). All requests
 are admitted. One TBT of Fig. 13 is the mean of the longest tenth of a request's gaps (assumption B44).
 
