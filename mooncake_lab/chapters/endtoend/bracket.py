@@ -8,6 +8,7 @@ CPU minutes. Chapter 10 draws the record, and takes from it the interval in whic
 
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -58,13 +59,13 @@ def bracket(rows: pd.DataFrame) -> Iterator[Mapping[str, Any]]:
     Args:
         rows: of `recorded`. The baseline of each workload is shown (`BASELINES`).
     """
-    for (workload, system, router, host_s), part in rows.groupby(["workload", "system", "router", "host_s"]):
-        if system != BASELINES[workload]:
-            continue
-        for limit in LIMITS_MS:
-            low, mean, high = interval(100 * part[f"capacity_{limit}_ms"].to_numpy())
-            named = {"workload": workload, "system": system, "router": router, "host_s": host_s}
-            yield {**named, "limit_ms": limit, "low": low, "percent": mean, "high": high}
+    for workload, system in BASELINES.items():
+        for router, host_s in product(ROUTERS, hosts_s(rows)):
+            part = where(rows, workload=workload, system=system, router=router, host_s=host_s)
+            for limit in LIMITS_MS:
+                low, mean, high = interval(100 * part[f"capacity_{limit}_ms"].to_numpy())
+                named = {"workload": workload, "router": router, "host_s": host_s, "limit_ms": limit}
+                yield {**named, "low": low, "percent": mean, "high": high}
 
 
 @tabulated
@@ -79,13 +80,18 @@ def gains(rows: pd.DataFrame) -> Iterator[Mapping[str, Any]]:
     for workload, system in BASELINES.items():
         here = where(rows, workload=workload)
         ours = where(here, system="mooncake").set_index(["host_s", "seed"])
-        for (router, host_s), part in where(here, system=system).groupby(["router", "host_s"]):
-            theirs = part.set_index(["host_s", "seed"])
+        for router, host_s in product(ROUTERS, hosts_s(rows)):
+            theirs = where(here, system=system, router=router, host_s=host_s).set_index(["host_s", "seed"])
             for limit in LIMITS_MS:
                 column = f"capacity_{limit}_ms"
                 low, mean, high = interval(100 * (ours[column] / theirs[column] - 1).dropna().to_numpy())
                 named = {"workload": workload, "router": router, "host_s": host_s, "limit_ms": limit}
                 yield {**named, "low": low, "percent": mean, "high": high}
+
+
+def hosts_s(rows: pd.DataFrame) -> list[float]:
+    """The hosts of the record: the engine alone, and the fitted one."""
+    return sorted(set(map(float, rows["host_s"])))
 
 
 def interval(values: Any) -> tuple[float, float, float]:

@@ -1,6 +1,6 @@
 """End-to-end results held against FAST'25 Figs. 1, 6, 7, 8 and 15 and arXiv Figs. 11, 12 and 13."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import pandas as pd
@@ -28,9 +28,10 @@ CURVES: Final = {
 """The capacity curves by workload."""
 AT_LIMITS: Final = {
     "conversation": "fast_fig01_capacity_at_thresholds",
+    "toolagent": "fast_fig06_capacity_at_thresholds",
     "synthetic": "fast_fig07_capacity_at_thresholds",
 }
-"""What the paper reads off them at its three limits, for the released traces."""
+"""What the paper reads off them at its three limits."""
 REAL: Final = {"mooncake": "Mooncake-[10P+10D]", "vllm": "vLLM-[20M]"}
 """Our systems and the series of arXiv Fig. 13."""
 
@@ -44,15 +45,21 @@ _GPU_TIME: Final = {"conversation": ("F17", "F50", "F51"), "toolagent": ("F18", 
     "synthetic": ("F19", "F54", "F55")
 }
 """What Mooncake saves over vLLM, and what vLLM takes over Mooncake with prefix caching and in chunks."""
-_CAPACITIES: Final = {
-    ("conversation", "vllm_prefix"): ("F56", "F57"),
-    ("conversation", "vllm_chunked"): ("F58", "F59"),
-    ("toolagent", "vllm_prefix"): ("F60", "F61"),
-    ("toolagent", "vllm_chunked"): ("F62", "F63"),
-    ("synthetic", "vllm_prefix"): ("F64", "F65"),
-    ("synthetic", "vllm_chunked"): ("F66", "F67"),
+_CAPACITIES: Final[Mapping[tuple[str, str], Mapping[str, int]]] = {
+    ("conversation", "mooncake"): {"F201": 100, "F202": 200, "F203": 300},
+    ("conversation", "vllm"): {"F204": 100, "F205": 200, "F206": 300},
+    ("conversation", "vllm_prefix"): {"F56": 100, "F57": 300},
+    ("conversation", "vllm_chunked"): {"F58": 100, "F59": 300},
+    ("toolagent", "mooncake"): {"F207": 100, "F208": 200, "F209": 300},
+    ("toolagent", "vllm"): {"F210": 100, "F211": 200, "F212": 300},
+    ("toolagent", "vllm_prefix"): {"F60": 100, "F61": 300},
+    ("toolagent", "vllm_chunked"): {"F62": 100, "F63": 300},
+    ("synthetic", "mooncake"): {"F213": 100, "F214": 200, "F215": 300},
+    ("synthetic", "vllm"): {"F216": 100, "F217": 200, "F218": 300},
+    ("synthetic", "vllm_prefix"): {"F64": 100, "F65": 300},
+    ("synthetic", "vllm_chunked"): {"F66": 100, "F67": 300},
 }
-"""The capacities of FAST'25 Figs. 1, 6 and 7 that are no gain of Mooncake's, at 100 and 300 ms."""
+"""The shares of effective requests in FAST'25 Figs. 1, 6 and 7: by workload and system, the limits (ms)."""
 _FIG_15: Final = {
     "F74": (11, "effective", 100),
     "F75": (5, "tbt_fast_mean_s", 1000),
@@ -102,23 +109,6 @@ def gain_percent(traces: pd.DataFrame, workload: str, over: str, limit_ms: int) 
     return 100 * (_cell(traces, workload, "mooncake", column) / _cell(traces, workload, over, column) - 1)
 
 
-def attainment(rows: pd.DataFrame) -> pd.DataFrame:
-    """Effective requests of vLLM in percent, one row per router, host, workload and limit, and the paper's."""
-    ours = [
-        {"router": row["router"], "host": f"{1e3 * row['host_s']:g} ms", "workload": row["workload"]}
-        | {"limit_ms": limit, "percent": 100 * row[f"capacity_{limit}_ms"]}
-        for row in records(rows)
-        for limit in LIMITS_MS
-    ]
-    theirs = [
-        {"router": "FAST'25", "host": "unknown", "workload": workload, "limit_ms": limit}
-        | {"percent": paper.fact(name, series=SYSTEMS["vllm"], x=limit).value}
-        for workload, name in AT_LIMITS.items()
-        for limit in LIMITS_MS
-    ]
-    return pd.DataFrame([*ours, *theirs])
-
-
 def throughput_gain(
     rates: pd.DataFrame, dataset: str, *, split: str = "3P+1D", both: bool = False
 ) -> tuple[float, paper.Bound]:
@@ -159,8 +149,8 @@ def _gains(traces: pd.DataFrame) -> Iterator[paper.Compared]:
 
 
 def _shares(traces: pd.DataFrame) -> Iterator[paper.Compared]:
-    for (workload, system), identifiers in _CAPACITIES.items():
-        for identifier, limit_ms in zip(identifiers, (100, 300), strict=True):
+    for (workload, system), limits_ms in _CAPACITIES.items():
+        for identifier, limit_ms in limits_ms.items():
             share = _cell(traces, workload, system, f"capacity_{limit_ms}_ms")
             yield _on(traces, workload, identifier, 100 * share)
 

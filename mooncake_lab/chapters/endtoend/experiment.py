@@ -104,7 +104,7 @@ class EndToEnd:
     chunk_tokens: int = 512
     """Tokens per iteration of chunked prefill (assumption B16)."""
     pack_tokens: int = 1
-    """Tokens up to which a prefill node packs waiting prompts; with 1, it computes one at a time (assumption B56)."""
+    """Tokens up to which a prefill node packs waiting prompts; with 1, it computes each alone (assumption B56)."""
     hash_s_per_token: float = 0.0
     """With prefix caching, what hashing a token costs vLLM, each time it does (assumption B38)."""
     router: RouterName = "fewest_requests"

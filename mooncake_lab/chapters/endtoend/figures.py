@@ -15,6 +15,8 @@ _COLOUR: Final = {name: COLOURS[name] for name in ("mooncake", "vllm", "vllm_pre
     "2P+2D": COLOURS["mooncake_variant"],
     "4M": COLOURS["vllm"],
 }
+_ROUTERS: Final = ("vllm", "straw_man", "mooncake", "vllm_chunked")
+"""Colours of the routers of vLLM, the chosen one first."""
 _DASHES: Final = (0, (1.2, 1.6))
 
 
@@ -63,7 +65,39 @@ def _told_apart(row: Mapping[str, Any]) -> str:
     """What a line of a system is, where it has several."""
     if row["system"] == "vllm_chunked":
         return f"{row['chunk_tokens']} tokens"
-    return "with a host" if row["host_s"] else "engine alone"
+    return "with the host" if row["host_s"] else "engine alone"
+
+
+@style.styled
+def bracket(
+    rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame], names: Mapping[str, str], routers: Mapping[str, str]
+) -> style.BookFigure:
+    """Effective requests of vLLM at each TBT limit: a workload a panel, a router a colour, solid with the host.
+
+    Args:
+        rows: what `bracket.bracket` made.
+        paper: by workload, what the paper reads off its figure, with the columns `x` (ms) and `y` (percent).
+        names: title of each panel.
+        routers: what the book calls each router.
+    """
+    figure, axes = style.new_figure(1, len(paper), height=3.6, sharey=True)
+    limits = sorted(set(rows["limit_ms"]))
+    hosts_s = sorted(set(rows["host_s"]))
+    for panel, workload in zip(axes, paper, strict=True):
+        for (router, label), colour in zip(routers.items(), _ROUTERS, strict=True):
+            for host_s, line in zip(hosts_s, (_DASHES, "-"), strict=True):
+                mine = where(rows, workload=workload, router=router, host_s=host_s).sort_values("limit_ms")
+                shown: Any = {"color": COLOURS[colour], "linestyle": line, "label": label if host_s else "_"}
+                at = range(len(limits))
+                panel.plot(at, mine["percent"], **shown, **style.COMPUTED)
+                panel.vlines(at, mine["low"], mine["high"], color=COLOURS[colour], linewidth=1.0)
+        printed = paper[workload].set_index("x")["y"].loc[limits]
+        style.paper_points(panel, range(len(limits)), printed, "FAST'25 Figs. 1, 6, 7")
+        style.panel_title(panel, names[workload])
+        panel.set_xticks(range(len(limits)), [f"{limit}" for limit in limits])
+        panel.set(xlabel="TBT limit (ms)", xlim=(-0.3, len(limits) - 0.7), ylim=(0, 103))
+    axes[0].set_ylabel("effective requests of vLLM (%)")
+    return style.finished(figure, style.simulated("solid: with the host; dotted: engine alone"))
 
 
 @style.styled
@@ -92,10 +126,10 @@ def gpu_time(
 
 @style.styled
 def splits(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame]) -> style.BookFigure:
-    """Effective requests, mean TTFT and mean TBT over the number of prefill nodes, one line a host overhead.
+    """Effective requests, mean TTFT and mean TBT over the number of prefill nodes.
 
     Args:
-        rows: rows of `EndToEnd` by prefill nodes and host overhead.
+        rows: rows of `EndToEnd` by prefill nodes; the engine alone, with a host, and with prompts packed.
         paper: the three curves of FAST'25 Fig. 15 by our column.
     """
     figure, axes = style.new_figure(1, 3, height=3.0)
@@ -104,12 +138,17 @@ def splits(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame]) -> style.BookF
         ("ttft_mean_s", 1.0, "mean TTFT (s)"),
         ("tbt_fast_mean_s", 1e3, "mean TBT (ms)"),
     )
-    colours = ("straw_man", "mooncake", "mooncake_variant", "straw_man_light")
-    hosts = [f"host: {1e3 * overhead:g} ms/request" for overhead in rows["host_s"]]
-    looks = {host: (colour, "-") for host, colour in zip(sorted(set(hosts)), colours, strict=False)}
+    looks: Any = {
+        "engine alone": ("straw_man", "-"),
+        "with the host": ("mooncake", "-"),
+        "with the host, prompts packed": ("mooncake_variant", _DASHES),
+    }
+    alone, apart, packed = looks
+    kinds = [packed if pack > 1 else apart if host_s else alone
+             for pack, host_s in zip(rows["pack_tokens"], rows["host_s"], strict=True)]  # fmt: skip
     for panel, (column, unit, label) in zip(axes, panels, strict=True):
-        told = rows.assign(host=hosts, shown=unit * rows[column])
-        style.curves(panel, told, "prefill_nodes", "shown", "host", looks, **style.COMPUTED)
+        told = rows.assign(kind=kinds, shown=unit * rows[column])
+        style.curves(panel, told, "prefill_nodes", "shown", "kind", looks, **style.COMPUTED)
         style.paper_points(panel, paper[column]["x"], paper[column]["y"], "FAST'25 Fig. 15")
         panel.set(xlabel="prefill nodes of 16 (nodes)", ylabel=label, ylim=(0, None))
         panel.set_xticks(sorted(set(rows["prefill_nodes"]))[::2])

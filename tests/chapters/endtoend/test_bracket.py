@@ -1,0 +1,75 @@
+"""The record of vLLM behind several routers: intervals by hand, completeness, and a seed that was held back."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mooncake_lab.chapters.endtoend import bracket
+from mooncake_lab.chapters.endtoend.experiment import LIMITS_MS, EndToEnd
+from mooncake_lab.chapters.endtoend.host import fitted_host
+from mooncake_lab.experiments import run, value
+
+
+def rows(shares):
+    """A record in which vLLM serves these shares of each trace, one a seed, and Mooncake everything."""
+    points = [
+        {"workload": workload, "system": system, "router": router, "host_s": host_s, "seed": seed}
+        | {f"capacity_{limit}_ms": 1.0 if system == "mooncake" else share for limit in LIMITS_MS}
+        for workload, baseline in bracket.BASELINES.items()
+        for host_s in (0.0, 0.004)
+        for system, routers in (("mooncake", ["fewest_requests"]), (baseline, [*bracket.ROUTERS]))
+        for router in routers
+        for seed, share in enumerate(shares)
+    ]
+    return pd.DataFrame(points)
+
+
+def test_interval_by_hand():
+    """The reach is Student's quantile times the deviation of one further value from the mean."""
+    low, mean, high = bracket.interval(np.array([1.0, 3.0]))
+    assert mean == 2
+    assert (high - mean, mean - low) == pytest.approx((bracket.QUANTILE * 3**0.5,) * 2)
+
+
+def test_an_interval_holds_nearly_every_further_seed():
+    """In 4,000 samples of nine, the ninth lies within the interval of the others 99 % of the time."""
+    samples = np.random.default_rng(5).normal(size=(4000, len(bracket.SEEDS) + 1))
+    bounds = [bracket.interval(sample[:-1]) for sample in samples]
+    share = np.mean([low <= one <= high for (low, _, high), one in zip(bounds, samples[:, -1], strict=True)])
+    assert share == pytest.approx(0.99, abs=4 * (0.01 / 4000) ** 0.5)
+
+
+def test_gains_are_paired_by_host_and_seed():
+    """Where vLLM serves half of a trace, Mooncake's gain is 100 %; the bracket has the share itself."""
+    found = rows([0.5] * 8)
+    assert bracket.gains(found)[["low", "percent", "high"]].to_numpy() == pytest.approx(100)
+    assert bracket.bracket(found)["percent"].to_numpy() == pytest.approx(50)
+    assert len(bracket.gains(found)) == len(bracket.bracket(found)) == 3 * 4 * 2 * 3
+
+
+def test_the_record_is_complete():
+    """Every replay is in the record once, and all are of one commit."""
+    found = bracket.recorded()
+    fields = ["workload", "system", "router", "host_s", "host_free", "seed"]
+    recorded = found[fields].itertuples(index=False, name=None)
+    assert sorted(recorded) == sorted(tuple(getattr(p, f) for f in fields) for p in bracket.replays())
+    assert len(set(found["commit"])) == 1
+    assert set(found.query("workload != 'toolagent'")["origin"]) == {"released"}
+
+
+@pytest.mark.slow
+@pytest.mark.traces("conversation", "synthetic")
+@pytest.mark.parametrize("workload", ["conversation", "synthetic"])
+def test_a_held_back_seed_lies_within_the_intervals(workload):
+    """The gain of a seed that is not in the record lies in the recorded interval at each limit."""
+    ours = EndToEnd(workload=workload, seed=1009, **fitted_host())
+    found = run((ours, replace(ours, system="vllm")), cache=False).set_index("system")
+    stated = bracket.gains(bracket.recorded())
+    for limit in LIMITS_MS:
+        column = f"capacity_{limit}_ms"
+        gain = 100 * (found[column]["mooncake"] / found[column]["vllm"] - 1)
+        key = {"workload": workload, "router": "fewest_requests", "host_s": ours.host_s, "limit_ms": limit}
+        low, high = (value(stated, side, **key) for side in ("low", "high"))
+        assert low - 0.01 <= gain <= high + 0.01
