@@ -17,6 +17,10 @@ DECODED_TOKENS: Final = 128
 REUSED_SHARE: Final = 0.95
 """Share of the prompt that is reused in Fig. 14b."""
 
+PACKED_TOKENS: Final = 131_072
+"""The longest prompt of LLaMA3-70B in the papers: waiting prompts packed up to it are an alternative to
+assumption B56."""
+
 Array = npt.NDArray[np.float64]
 
 

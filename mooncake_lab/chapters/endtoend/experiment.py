@@ -81,8 +81,6 @@ TBT_GRID_MS: Final = tuple(float(x) for x in np.geomspace(25, 1000, 81).round(2)
 """Where TBT distributions are recorded, as wide as FAST'25 Figs. 1, 6 and 7."""
 TTFT_GRID_S: Final = tuple(float(x) for x in np.geomspace(0.1, 100, 61).round(4))
 """Where TTFT distributions are recorded (arXiv Fig. 13)."""
-PACKED_TOKENS: Final = 131_072
-"""The context window of the papers' model: prompts packed up to it are an alternative to assumption B56."""
 LARGE_CHUNK_TOKENS: Final = 2048
 """The tokens of an iteration of chunked prefill that the jump of the paper's curves implies, at about 300 ms."""
 VLLM_BLOCK_TOKENS: Final = 16

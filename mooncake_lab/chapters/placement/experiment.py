@@ -50,6 +50,8 @@ class PlacementReplay:
     shared_cache: bool = False
     first_shown_by: Literal["decode", "prefill"] = "decode"
     """Which node shows the first token, so that TTFT ends there (assumption B18)."""
+    pack_tokens: int = 1
+    """Tokens up to which a prefill node packs waiting prompts; with 1, it computes each alone (assumption B56)."""
     overtaking: bool = False
     """Whether a prompt whose prefix is on its way lets those behind it start (assumption B51)."""
     eviction: str = "lru"
@@ -234,6 +236,7 @@ def _cluster(replay: PlacementReplay, block_size_tokens: int) -> Cluster:
         cache_tokens=replay.cache_tokens,
         shared_cache=replay.shared_cache,
         first_shown_by=replay.first_shown_by,
+        max_batch_tokens=replay.pack_tokens,
         overtaking=replay.overtaking,
         eviction=replay.eviction,
         block_size_tokens=block_size_tokens,

@@ -28,9 +28,10 @@ def rows(shares):
 
 def test_interval_by_hand():
     """The reach is Student's quantile times the deviation of one further value from the mean."""
-    low, mean, high = bracket.interval(np.array([1.0, 3.0]))
-    assert mean == 2
+    low, mean, high = bracket.interval(np.array([1.0, 2.0, 3.0, 4.0, 5.0]))
+    assert mean == 3
     assert (high - mean, mean - low) == pytest.approx((bracket.QUANTILE * 3**0.5,) * 2)
+    assert np.isnan(bracket.interval(np.array([1.0]))).tolist() == [True, False, True]
 
 
 def test_an_interval_holds_nearly_every_further_seed():
