@@ -78,7 +78,7 @@ def bracket(rows: pd.DataFrame) -> Iterator[Mapping[str, Any]]:
 def gains(rows: pd.DataFrame) -> Iterator[Mapping[str, Any]]:
     """Mooncake's gain over the baseline in percent, one row a workload, router, host and limit.
 
-    `low` and `high` bound the gain of a replay with one further seed, with 99 % confidence, where there are several.
+    `low` and `high` bound the gain of one further seed with 99 % confidence, where several were replayed.
 
     Args:
         rows: of `recorded`.
