@@ -25,8 +25,9 @@ from typing import Final, TypeAlias
 
 import mooncake_lab
 from mooncake_lab.batch.provenance import read_provenance
-from mooncake_lab.experiments.cache import tree_digest
+from mooncake_lab.experiments.cache import reached, tree_digest
 from mooncake_lab.figures.embed import STATIC
+from mooncake_lab.paper import data_dir
 
 _STAMP: Final = "inputs.sha256"
 _GENERATED: Final = ("_build", "__pycache__")
@@ -54,13 +55,21 @@ def render(book: Path, *, force: bool = False) -> int:
 
 
 def inputs_digest(book: Path) -> str:
-    """One name for all that the renderer reads: pages, executed chapters, widgets, configuration, version pins."""
+    """One name for all that the renderer reads.
+
+    Pages, executed chapters, widgets, configuration, version pins, the papers' numbers, and the code of this
+    package that the extensions of the book may import: it writes the marks, tables and verdicts of the pages.
+    """
     inputs = [
         path
         for path in book.rglob("*")
         if path.is_file() and not any(part in _GENERATED for part in path.relative_to(book).parts)
     ]
-    return tree_digest(book.parent, [*inputs, book.parent / "requirements.lock", *STATIC.iterdir()])
+    code = reached("\n".join(path.read_text(encoding="utf-8") for path in sorted(book.glob("_ext/*.py"))))
+    return tree_digest(
+        book.parent,
+        [*inputs, book.parent / "requirements.lock", *STATIC.iterdir(), *data_dir().rglob("*.csv"), *code],
+    )
 
 
 def _jupyter_book(book: Path) -> int:

@@ -1,11 +1,15 @@
 """The renderer runs when what it reads changed, and only then."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from mooncake_lab.batch import render as module
-from mooncake_lab.batch.render import render
+from mooncake_lab.batch.render import inputs_digest, render
+from mooncake_lab.experiments import cache
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -42,6 +46,27 @@ def test_any_input_counts_and_nothing_else(book, change):
         (folder.parent / change).write_text("other")
     render(folder)
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["batch/statements.py", "batch/chapters.py", "paper/scorecard.py", "figures/embed.py"]
+)
+def test_code_that_writes_pages_counts(monkeypatch, name):
+    """A change of the code that the extensions of the book call renders the book again."""
+    before = inputs_digest(ROOT / "book")
+    whole = cache.file_sha256
+    monkeypatch.setattr(
+        cache, "file_sha256", lambda path: "new" if path.as_posix().endswith(name) else whole(path)
+    )
+    assert inputs_digest(ROOT / "book") != before
+
+
+def test_the_papers_numbers_count(monkeypatch):
+    """The scorecard's page shows them."""
+    before = inputs_digest(ROOT / "book")
+    whole = cache.file_sha256
+    monkeypatch.setattr(cache, "file_sha256", lambda path: "new" if path.name == "claims.csv" else whole(path))
+    assert inputs_digest(ROOT / "book") != before
 
 
 def test_a_failed_rendering_is_not_remembered(book, capsys):
