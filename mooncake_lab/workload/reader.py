@@ -51,6 +51,9 @@ _FOREIGN: Final[Mapping[bytes, str]] = MappingProxyType(
     }
 )
 """What other files begin with, and what to do about each."""
+_CSV_HEADER: Final = re.compile(rb"""\s*['"]?[A-Za-z_][\w .()/-]*+['"]?[ ]*[,;\t|]""")
+"""Tables begin with the name of a column and what separates it from the next; no JSON begins with a letter."""
+_OBJECT: Final = re.compile(rb"^\s*\{", re.MULTILINE)
 _REASONS_KEPT: Final = 5
 
 ALIASES: Final[Mapping[str, str]] = MappingProxyType(
@@ -79,7 +82,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     delay: _Milliseconds | UnsetType = UNSET
     session_id: str | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=_LARGEST_LENGTH)] | None = None
-    trace_block_size: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    trace_block_size: Annotated[int, Meta(ge=1, le=_LARGEST_LENGTH)] | UnsetType = UNSET
 
 
 class LineError(ValueError):
@@ -136,16 +139,17 @@ def _other_sizes(blocks: int, tokens: int) -> str:
     return f" (with a block size of {' or '.join(fitting)} it would be right)" if fitting else ""
 
 
+_LENGTH: Final = f"a whole number from 1 to {_LARGEST_LENGTH}"
 _ALLOWED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "timestamp": "a finite number of milliseconds from 0",
-        "input_length": "a whole number from 1",
-        "output_length": "a whole number from 1",
+        "input_length": _LENGTH,
+        "output_length": _LENGTH,
         "hash_ids": "a list of whole numbers",
         "session_id": "a string or null",
-        "max_tokens": "a whole number from 1, or null",
+        "max_tokens": f"{_LENGTH}, or null",
         "delay": "a finite number of milliseconds from 0",
-        "trace_block_size": "a whole number from 1",
+        "trace_block_size": _LENGTH,
     }
 )
 """What each field of `Line` may be, in words."""
@@ -158,6 +162,11 @@ def _examined(raw: bytes, error: Exception) -> Line:
     Raises:
         LineError: naming that.
     """
+    try:
+        raw.decode()
+    except UnicodeDecodeError as wrong:
+        shown = f"no UTF-8: its byte {wrong.start + 1} is 0x{raw[wrong.start]:02x}"
+        raise LineError(None, shown, "one JSON object in UTF-8; a file in Latin-1 has to be saved anew") from None
     try:
         content = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -331,6 +340,8 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise TraceError(
             f"{path} holds a JSON array; allowed is one JSON object a line, without brackets and commas"
         )
+    if _CSV_HEADER.match(data) and not _OBJECT.search(data):
+        raise TraceError(f"{path} is a table with columns, such as CSV; allowed is one JSON object a line")
     for number, raw in enumerate(data.split(b"\n"), start=1):
         if raw and not raw.isspace():
             yield number, raw

@@ -127,7 +127,10 @@ REFUSED = {
     "negative length": (with_fields(output_length=-3), "output_length", "is -3; allowed is a whole number from 1"),
     "empty answer": (with_fields(output_length=0), "output_length", "is 0; allowed is a whole number from 1"),
     "empty prompt": (with_fields(input_length=0, hash_ids=[]), "input_length", "a whole number from 1"),
-    "huge length": (with_fields(output_length=10**30), "output_length", "a whole number"),
+    "huge answer": (with_fields(output_length=10**30), "output_length", "from 1 to 9007199254740992"),
+    "huge prompt": (with_fields(input_length=2**53 + 1), "input_length", "from 1 to 9007199254740992"),
+    "huge limit": (with_fields(max_tokens=2**63), "max_tokens", "from 1 to 9007199254740992, or null"),
+    "huge block": (with_fields(trace_block_size=2**64), "trace_block_size", "from 1 to 9007199254740992"),
     "too few ids": (with_fields(hash_ids=[0]), "hash_ids", "a list of 1 ids; allowed is 2 ids"),
     "too many ids": (with_fields(hash_ids=[0, 1, 2]), "hash_ids", "a list of 3 ids; allowed is 2 ids"),
     "fractional id": (with_fields(hash_ids=[0, 0.5]), "hash_ids", "a list with 0.5 at 1"),
@@ -142,7 +145,7 @@ REFUSED = {
     "limit of nothing": (
         with_fields(max_tokens=0),
         "max_tokens",
-        "is 0; allowed is a whole number from 1, or null",
+        "is 0; allowed is a whole number from 1 to 9007199254740992, or null",
     ),
     "limit below the answer": (
         with_fields(max_tokens=2),
@@ -246,6 +249,10 @@ FOREIGN = {
     "Zstandard": (b"\x28\xb5\x2f\xfd\x00", "compressed with Zstandard"),
     "Parquet": (b"PAR1\x15", "is a Parquet file"),
     "zip": (b"PK\x03\x04\x14", "is a zip archive"),
+    "CSV": (b"timestamp,input_length,output_length,hash_ids\n0,600,3,0 1\n", "a table with columns, such as CSV"),
+    "quoted CSV": (b'"Timestamp","Request tokens"\n"0","600"\n', "a table with columns, such as CSV"),
+    "semicolons": (b"TIMESTAMP;ContextTokens\n0;600\n", "a table with columns, such as CSV"),
+    "tabs": (b"time\ttokens\n0\t600\n", "a table with columns, such as CSV"),
     "page": (b"<!DOCTYPE html>", "is a page of HTML"),
 }
 
@@ -263,6 +270,24 @@ class TestRefused:
                 read_trace(path, lenient=lenient)
             assert str(refusal.value).startswith(f"{path} ")
             assert words in str(refusal.value)
+
+    @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "cp437"])
+    def test_text_in_another_encoding_is_named(self, tmp_path, encoding):
+        """The refusal names the line and its first byte that is no UTF-8; lenient reading leaves the line out."""
+        path = tmp_path / "t.jsonl"
+        good, text = json.dumps(GOOD), json.dumps(with_fields(session_id="caf\u00e9"), ensure_ascii=False)
+        path.write_bytes(f"{good}\n{text}\n".encode(encoding))
+        place = text.index("\u00e9") + 1
+        byte = "\u00e9".encode(encoding)[0]
+        with pytest.raises(
+            TraceError, match=rf":2: the line is no UTF-8: its byte {place} is 0x{byte:02x}; allowed is"
+        ):
+            read_trace(path)
+        assert (len(read_trace(path, lenient=True)), read_trace(path, lenient=True).skipped) == (1, 1)
+
+    def test_a_line_of_words_makes_no_table(self, trace_file):
+        """Lenient reading skips what stands before the first JSON object."""
+        assert len(read_trace(trace_file("made by a tool, version 2", GOOD), lenient=True)) == 1
 
     def test_the_block_size_that_fits_is_named(self, trace_file):
         """Where the number of ids is that of another block size, the refusal says of which."""
