@@ -85,8 +85,8 @@ SAMPLES = {
         RIGHT,
         (
             "partly right",
-            "counts only requests that decode already",
-            {"node.requests": "node.present_requests", "node.context_tokens": "node.present_tokens"},
+            "looks at decode only after the prefill",
+            {"if estimate.decode_step_s(requests, tokens) > slo.tbt_s": "if False"},
         ),
         ("wrong", "rejects every request", {"> slo.ttft_s": "> -1.0"}),
         (
