@@ -37,13 +37,15 @@ class LiveCrowd:
     step_s_per_request: float = 0.006
     slots: int = 4
     """Requests that may decode at a time: one more would break the limit of TBT."""
+    ttft_limit_s: float | None = None
+    """Makes prefill scarce, too; None is a limit that no queue of this burst reaches."""
     prompt_tokens: int = 256
     answer_tokens: int = 40
     model: str = "random:lab-tiny"
     seed: int = 0
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Two rows per policy, live and simulated: requests served, rejections by stage, wasted prefill."""
+        """Two rows per policy, live and simulated: requests served, rejections by stage, what became of each."""
         requests, machine = self.arrivals(), str(describe_machine())
         with WorkerPool(self.options()) as pool:
             for policy in self.policies:
@@ -104,16 +106,27 @@ class LiveCrowd:
         return ClusterSpec.small(
             block_size_tokens=_BLOCK_TOKENS,
             admission=named_admission(policy, decode_s=(self.answer_tokens - 1) * full_s),
-            slo=SLO(ttft_s=self.requests * self.prefill_s, tbt_s=beyond_s),
+            slo=SLO(ttft_s=self.ttft_limit_s or self.requests * self.prefill_s, tbt_s=beyond_s),
         )
 
 
 def _counted(log: list[Record]) -> dict[str, Any]:
-    stages = [record.stage for record in log if isinstance(record, Rejected)]
+    rejected = {record.request_id: record for record in log if isinstance(record, Rejected)}
+    stages = [record.stage for record in rejected.values()]
+    finished = {record.request_id: "finished" for record in log if isinstance(record, Finished)}
+    ends = finished | {number: _where(record) for number, record in rejected.items()}
     return {
-        "finished": sum(isinstance(record, Finished) for record in log),
+        "finished": len(finished),
         "refused_on_arrival": sum(stage != "decode" for stage in stages),
         "refused_after_prefill": stages.count("decode"),
         "prefill_s": prefill_gpu_s(log),
         "wasted_prefill_s": wasted_prefill_gpu_s(log),
+        "ends": ", ".join(ends[number] for number in sorted(ends)),
     }
+
+
+def _where(rejected: Rejected) -> str:
+    """Which pool refused a request, and when."""
+    if rejected.stage == "decode":
+        return "decode after prefill"
+    return "prefill" if rejected.reason.startswith("prefill") else "decode on arrival"

@@ -174,6 +174,24 @@ class TestLiveCrowd:
         )
         return run(small, cache=False).set_index(["policy", "world"])
 
+    @pytest.mark.slow  # four bursts of some 15 s each, at a pace that a crowded machine can keep
+    def test_both_pools_scarce(self):
+        """Where the metronome makes both pools scarce, each request ends live as it does in the simulation."""
+        both = LiveCrowd(
+            requests=10, every_s=0.55, prefill_s=0.8, step_s=0.3, step_s_per_request=0.05, slots=3,
+            ttft_limit_s=1.2, prompt_tokens=64, answer_tokens=20,
+        )  # fmt: skip
+        found = run(both, cache=False)
+        live, simulated = (
+            found[found.world == world].set_index("policy")["ends"].str.split(", ").to_dict()
+            for world in ("live", "simulated")
+        )
+        assert live == simulated
+        for policy, ends in simulated.items():
+            decode = {"decode after prefill"} if policy == "after_prefill" else {"decode on arrival"}
+            assert {"finished", "prefill"} | decode <= set(ends), policy
+        assert simulated["after_prefill"] != simulated["early"] != simulated["predictive"]
+
     def test_everybody_ends(self, crowd):
         """Requests are answered or refused, on arrival or after prefill, in both worlds."""
         ends = crowd[["finished", "refused_on_arrival", "refused_after_prefill"]].sum(axis=1)
