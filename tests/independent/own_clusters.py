@@ -1,8 +1,8 @@
 """The second simulator: clusters of prefill and decode nodes, and clusters of vLLM.
 
-It is small because it takes what the order of events allows. Prefill queues depend on arrivals only, so a loop over
-the requests computes them. A decode node is a list of the times at which its iterations end: a request that joins at
-iteration i and has n tokens left reads its gaps from this list.
+It is small because of what depends on what. Prefill queues depend on arrivals only, so a loop over the requests
+computes them. A decode node is a list of the times at which its iterations end: a request that joins at iteration
+i and has n tokens left reads its gaps from this list.
 """
 
 import heapq
@@ -76,6 +76,23 @@ def with_host() -> Machine:
     return Machine(host=best["host_s"], host_free=best["host_free"])
 
 
+ARXIV_STEP = 0.025
+"""A decode step without requests on the node of the arXiv edition, in seconds."""
+
+
+def arxiv_node() -> Machine:
+    """The node that the book fits to arXiv Figures 8 and 13: a setting, read where it is recorded.
+
+    Raises:
+        LookupError: when there is no such record.
+    """
+    record = paper.data_dir().parent / "measured" / "arxiv_testbed.json"
+    if not record.is_file():
+        raise LookupError(f"{record.name} is not in data/measured")
+    found = json.loads(record.read_text(encoding="utf-8"))["optimum"]
+    return slower(Machine(), found["prefill"], found["decode"], found["constant_s"])
+
+
 KV_BYTES = printed("kv_bytes_per_token")
 NETWORK = printed("transfer_bandwidth_fig14") * 1e9
 """Bytes per second from node to node."""
@@ -126,13 +143,13 @@ def effective(served: Sequence[Served], tbt: float, ttft: float = 30.0) -> float
     return 100 * sum(s.ttft <= ttft and not s.tbt > tbt for s in served) / len(served)
 
 
-# --- prefill nodes: one queue each, in order of arrival -----------------------------------------------------------
+# --- prefill nodes: one queue each, in order of arrival ---
 
 
 class PrefillPool:
     """Prefill nodes with a cache each, and the queue of each as the moment at which it is empty.
 
-    Blocks are in a node's cache as soon as their prompt is in its queue, because a later prompt of the same node is
+    Blocks are in a node's cache once their prompt is in its queue, because a later prompt of the same node is
     computed later. Other nodes can fetch them once they are computed.
     """
 
@@ -223,7 +240,7 @@ def prefilled(jobs: Sequence[Job], pool: PrefillPool, place: Placement) -> list[
 
 
 def mean_wait_streamed(jobs: Sequence[Job], nodes: int, network: float) -> float:
-    """Mean seconds until the KVCache of a prompt is on its decode node, over a network of so many bytes per second.
+    """Mean seconds until the KVCache of a prompt is on its decode node, at so many bytes per second.
 
     A node sends one prompt at a time, from the moment at which its prefill begins.
     """
@@ -239,7 +256,7 @@ def mean_wait_streamed(jobs: Sequence[Job], nodes: int, network: float) -> float
     return float(np.mean(waits))
 
 
-# --- decode nodes -------------------------------------------------------------------------------------------------
+# --- decode nodes ---
 
 
 class DecodeNode:
@@ -326,7 +343,7 @@ def mooncake(
     return result
 
 
-# --- vLLM ---------------------------------------------------------------------------------------------------------
+# --- vLLM ---
 
 
 @dataclass

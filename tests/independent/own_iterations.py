@@ -1,6 +1,6 @@
 """By-hand cost models of iterations: SARATHI on an A6000, Sarathi-Serve on its artifact, KV-Runahead on A100s.
 
-Every constant is printed in a paper, shipped with the artifact, or a data sheet's; nothing here is fitted to a claim.
+Every constant is printed in a paper, shipped with the artifact, or a data sheet's; nothing is fitted to a claim.
 """
 
 import functools
@@ -15,7 +15,7 @@ import numpy as np
 
 from mooncake_lab import paper
 
-# --- SARATHI: LLaMA-13B on an A6000, milliseconds -----------------------------------------------------------------
+# --- SARATHI: LLaMA-13B on an A6000, milliseconds ---
 
 
 def table_2(row: str, column: str) -> float:
@@ -103,7 +103,7 @@ def sarathi_gain(length: int, batch: int, chunk: int = 256) -> float:
 
 
 def orca_gain(length: int, batch: int) -> float:
-    """The best case of Orca, at the P:D ratio where it gains most: whole prompts with decodes, then decodes alone."""
+    """The best case of Orca, at its best P:D ratio: whole prompts with decodes, then decodes alone."""
 
     def gain(answer: int) -> float:
         prompt, context = length - answer, length - answer / 2
@@ -124,7 +124,7 @@ def chunked_over_whole(prompt: int, chunk: int) -> float:
     return (prompt // chunk * linear(chunk) + worse * prompt_attention(prompt)) / prefill_alone(prompt)
 
 
-# --- Sarathi-Serve: Yi-34B on two A100s, seconds ------------------------------------------------------------------
+# --- Sarathi-Serve: Yi-34B on two A100s, seconds ---
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Yi34B:
 
     @functools.cached_property
     def again(self) -> float:
-        """What a token of a chunk costs for each cached token: mean of the shipped chunks of 512 of 4K, 8K and 16K."""
+        """What a token of a chunk costs for each cached token: mean of the shipped chunks of 4K, 8K and 16K."""
         found: list[float] = []
         for length in (4096, 8192, 16384):
             overhead = paper.fact("sarathi_serve_artifact_chunk_overhead", series="chunk 512", x=length).value
@@ -292,7 +292,7 @@ def median_ttft(calls: Sequence[Call]) -> float:
     return median(call.tokens[0] - call.at for call in calls)
 
 
-# --- KV-Runahead: LLaMA-7B on the A100s of one node, seconds ------------------------------------------------------
+# --- KV-Runahead: LLaMA-7B on the A100s of one node, seconds ---
 
 
 @dataclass(frozen=True)
@@ -360,7 +360,7 @@ class Llama7B:
         return best
 
 
-# --- SARATHI's pipeline: GPT-3 on 64 A100s, seconds ---------------------------------------------------------------
+# --- SARATHI's pipeline: GPT-3 on 64 A100s, seconds ---
 
 
 @dataclass(frozen=True)
@@ -406,7 +406,7 @@ class MicroBatch:
     calls: list[Call] = field(default_factory=list)
 
     def step(self, queue: list[Call], chunk: float, cost: Gpt3) -> float:
-        """Refill, then one iteration: at most one prompt, or a piece of it, and all decodes. Its seconds a stage."""
+        """Refill, then one iteration: at most one prompt or piece, and all decodes. Its seconds a stage."""
         self.calls = [call for call in self.calls if len(call.tokens) < call.answer]
         while queue and len(self.calls) < self.most:
             self.calls.append(queue.pop())

@@ -1,7 +1,7 @@
 """Requests for the second simulator: the released traces, and twins where a trace is not released.
 
-A trace is read by the package's reader, because the format of a file is no result. Twins are files that the command
-line writes. Everything after that is computed here.
+A trace is read by the package's reader, because the format of a file is no result. Twins are files that the
+command line writes. Everything after that is computed here.
 """
 
 import functools
