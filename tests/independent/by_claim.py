@@ -583,8 +583,8 @@ def of_figure_15(name: str) -> float:
 
 
 differs(
-    "Five prefill nodes are nearly full, so it counts when a block can be reused. Here, as in Algorithm 1, the index "
-    "has it once its prompt is placed; there, once the prompt is computed (with that, 5.1 s here).",
+    "Five prefill nodes are nearly full, so it counts when a block can be reused. Here, as in Algorithm 1, the "
+    "index has it once its prompt is placed; there, once the prompt is computed (with that, 5.1 s here).",
     "F77",
 )
 

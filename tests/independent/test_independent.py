@@ -141,7 +141,10 @@ def at_once():
     from mooncake_lab.chapters.stages.model import beside_papers
     from mooncake_lab.testbeds.nodes import calibrate_paper_node
 
-    tables = (beside_papers(calibrate_paper_node()), experiment.beside_papers(model.predictions()))
+    tables = (
+        beside_papers(calibrate_paper_node()),
+        experiment.beside_papers(model.predictions(), model.ratio_sweep()),
+    )
     return {row.claim: row.ours for table in tables for row in table.rows if row.decides}
 
 
