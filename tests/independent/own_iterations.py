@@ -18,11 +18,13 @@ from mooncake_lab import paper
 # --- SARATHI: LLaMA-13B on an A6000, milliseconds ---
 
 
+@functools.cache
 def table_2(row: str, column: str) -> float:
     """A cell of SARATHI Table 2."""
     return paper.fact("sarathi_table2_per_token_time", series=row, x=column).value
 
 
+@functools.cache
 def figure_7(tokens: int) -> float:
     """A printed iteration time of SARATHI Figure 7."""
     return paper.fact("sarathi_fig07_tile_quantisation", series="iteration time", x=tokens).value
