@@ -102,7 +102,7 @@ ALTERNATIVES = [
 
 
 def test_every_judged_claim_has_its_verdict_at_every_alternative():
-    """The record has a row as assumed and one for each alternative of each assumption that the claim's figure uses.
+    """The record has a row as assumed, and one for each alternative of each assumption of the claim's figure.
 
     If not, run `python -m mooncake_lab.chapters.sensitivity`.
     """

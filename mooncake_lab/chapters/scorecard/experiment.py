@@ -93,8 +93,8 @@ def by_kind(card: Scorecard) -> pd.DataFrame:
     """
     frame = card.frame()
     frame = frame[frame["verdict"].isin(CHECKED) & (frame["basis"] == Basis.PREDICTED.value)]
-    columns = frame[["sentence", "unit", "edition"]].astype(str).itertuples(index=False)
-    kinds = [_kind(*row) for row in columns]
+    columns = (frame[name].astype(str).tolist() for name in ("sentence", "unit", "edition"))
+    kinds = [_kind(*row) for row in zip(*columns, strict=True)]
     counts = pd.crosstab(pd.Series(kinds, index=frame.index, dtype=str), frame["verdict"])
     counts = counts.reindex(columns=list(CHECKED), fill_value=0)
     share = pd.Series(counts[list(AGREES)].sum(axis=1) / counts.sum(axis=1))
