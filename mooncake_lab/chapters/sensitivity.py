@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import pandas as pd
@@ -292,20 +293,24 @@ def main(arguments: Sequence[str]) -> int:
     if unknown := [name for name in arguments if name not in FIGURES]:
         sys.stderr.write(f"no chapter {unknown[0]!r}; there are {', '.join(FIGURES)}\n")
         return 2
+    for chapter in arguments or FIGURES:
+        rows = [row | {"commit": commit()} for row in verdicts_of(chapter)]
+        missing = sum(row["verdict"] == NOT_TRIED for row in rows)
+        _tell(f"{chapter}: {len(rows)} rows in {_record(rows)}, of which {missing} alternatives were not tried")
+    return 0
+
+
+def _record(rows: Sequence[dict[str, Any]]) -> Path:
+    """Put rows in place of those about the same claims, in the order of the claims."""
     path = carried_folder("measured") / SENSITIVITY
-    chapters = arguments or list(FIGURES)
-    rows = [row | {"commit": commit()} for name in chapters for row in verdicts_of(name)]
-    made = {row["claim"] for row in rows}
-    kept = [] if not path.is_file() else pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
-    known = {each.id for each in claims()}
-    table = pd.DataFrame([*(row for row in kept if row["claim"] in known - made), *rows])
-    order = {name: rank for rank, name in enumerate(each.id for each in claims())}
+    kept = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records") if path.is_file() else []
+    order = {each.id: rank for rank, each in enumerate(claims())}
+    others = order.keys() - {row["claim"] for row in rows}
+    table = pd.DataFrame([*(row for row in kept if row["claim"] in others), *rows])
     table = table.sort_values("claim", key=lambda names: names.map(order), kind="stable")
     with complete_file(path) as file:
         file.write(table.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode())
-    missing = sum(row["verdict"] == NOT_TRIED for row in rows)
-    _tell(f"{len(rows)} rows in {path}; {missing} alternatives were not tried")
-    return 0
+    return path
 
 
 if __name__ == "__main__":

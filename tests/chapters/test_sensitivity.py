@@ -93,6 +93,20 @@ def made_of(assumption, alternative, how=""):
     return Alternative(assumption=assumption, alternative=alternative, reason="a test", how=how)
 
 
+def test_a_chapter_that_runs_again_replaces_its_own_rows(monkeypatch, tmp_path, capsys):
+    """The rows of other chapters stay, in the order of the claims; an unknown chapter is named."""
+    outcome = {"assumption": "", "alternative": AS_ASSUMED, "verdict": "reproduced"}
+    monkeypatch.setattr(made, "carried_folder", lambda _: tmp_path)
+    for chapter, name, ours in (("06", "S24", 2.0), ("07", "F23", 47.0), ("06", "S24", 1.5)):
+        monkeypatch.setattr(made, "FIGURES", {chapter: None})
+        monkeypatch.setattr(made, "verdicts_of", lambda _, n=name, o=ours: [{"claim": n, "ours": o, **outcome}])
+        assert made.main([]) == 0
+    table = pd.read_csv(tmp_path / "sensitivity.csv", dtype={"commit": str})
+    assert table[["claim", "ours"]].to_numpy().tolist() == [["F23", 47.0], ["S24", 1.5]]
+    assert made.main(["99"]) == 2
+    assert "no chapter '99'" in capsys.readouterr().err
+
+
 ALTERNATIVES = [
     made_of("B50", "half", "Doubled.by=1"),
     made_of("B50", "another class", "Other.by=1"),
