@@ -18,7 +18,7 @@ from mooncake_lab.core import SLO, Record, Request, TracedRequest
 from mooncake_lab.experiments import whole_trace
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import Cluster
-from mooncake_lab.testbeds import paper_node_latency
+from mooncake_lab.testbeds import arxiv_testbed_latency, paper_node_latency
 from mooncake_lab.workload import Trace, with_spread_arrivals
 
 PROMPT_TOKENS = 512
@@ -96,6 +96,8 @@ class EndToEnd:
     prefill_nodes: int = 8
     """Mooncake's split (assumption B06); vLLM has as many instances as both together."""
     decode_nodes: int = 8
+    testbed: Literal["fast", "arxiv"] = "fast"
+    """Whose nodes: those of FAST'25, or of the arXiv edition as they were fitted to its Figs. 8 and 13."""
     host_s: float = 0.0
     """What the host adds to a decode step for each request beyond `host_free`, or 0 (assumption B37)."""
     host_free: float = 0.0
@@ -229,7 +231,8 @@ def clock(point: EndToEnd) -> LatencyModel:
     block size. That is a quadratic cost of prefill, paid where prefixes are cached. Here only tokens that are
     computed pay it; those found in the cache were hashed as well, so it is a lower bound.
     """
-    model = paper_node_latency().with_host(point.host_s, point.host_free)
+    node = arxiv_testbed_latency() if point.testbed == "arxiv" else paper_node_latency()
+    model = node.with_host(point.host_s, point.host_free)
     if point.system != "vllm_prefix" or not point.hash_s_per_token:
         return model
     hashing_s = point.hash_s_per_token / (2 * VLLM_BLOCK_TOKENS)

@@ -91,6 +91,7 @@ class TestEndToEnd:
         knobs = {
             "mooncake": (
                 {"host_s": 0.0},
+                {"testbed": "arxiv"},
                 {"host_free": 0.0},
                 {"prefill_nodes": 1},
                 {"device_tokens": 130_000},
