@@ -142,7 +142,7 @@ def splits(rows: pd.DataFrame, paper: Mapping[str, pd.DataFrame]) -> style.BookF
     looks: Any = {
         "engine alone": ("straw_man", "-"),
         "with the host": ("mooncake", "-"),
-        "with the host, prompts packed": ("mooncake_variant", _DASHES),
+        "with the host, prompts packed": ("mooncake_variant", ":"),
     }
     alone, apart, packed = looks
     kinds = [packed if pack > 1 else apart if host_s else alone
