@@ -3,9 +3,10 @@
 import pandas as pd
 import pytest
 
+from mooncake_lab.chapters.endtoend import bracket
 from mooncake_lab.chapters.endtoend import experiment as topic
 from mooncake_lab.chapters.endtoend import figures as draw
-from mooncake_lab.chapters.endtoend.claims import CURVES, SYSTEMS, WORKLOADS
+from mooncake_lab.chapters.endtoend.claims import AT_LIMITS, CURVES, SYSTEMS, WORKLOADS
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.paper import curve
 
@@ -54,6 +55,20 @@ def test_every_bar_of_figure_8_has_its_diamond(traces):
     assert sorted(bar.get_height() for bar in axes.patches) == pytest.approx(sorted(traces["prefill_gpu_s"]))
     assert sorted(y for line in diamonds(axes) for y in line.get_ydata()) == sorted(paper["y"])
     assert axes.get_ylim()[0] == 0
+
+
+def test_the_bracket_has_every_router_with_and_without_the_host():
+    """A panel has two lines per router, the paper's shares, and intervals at the judged router alone."""
+    rows = bracket.bracket(bracket.recorded())
+    read = {workload: curve(name) for workload, name in AT_LIMITS.items()}
+    baselines = {w: SYSTEMS[bracket.BASELINES[w]] for w in read}
+    paper = {w: table[table["series"] == baselines[w]] for w, table in read.items()}
+    figure = draw.bracket(rows, paper, WORKLOADS, bracket.ROUTERS)
+    for panel, workload in zip(figure.axes, paper, strict=True):
+        (theirs,) = diamonds(panel)
+        assert list(theirs.get_ydata()) == paper[workload].sort_values("x")["y"].tolist()
+        assert len(panel.lines) == 2 * len(bracket.ROUTERS) + 1
+        assert len(panel.collections) == 1
 
 
 def test_a_search_names_its_source_and_what_it_leaves_open():
