@@ -1,32 +1,30 @@
-"""The engine beside transformers, llama.cpp and OpenVINO: writes the JSON, the table and the sentence.
+"""The engine beside transformers, llama.cpp, OpenVINO and vLLM: writes the JSON, the table and the sentence.
 
 Run: python benchmarks/engine.py [--peers llama.cpp] [--minutes 30] [--threads N]
 
 All peers of a case take turns with us in the same rounds, so a case has one number of ours. A peer other than
 transformers is a script of `benchmarks/peers` in an environment of its own, made on first use from the
-requirements in the script's head (llama.cpp is compiled: some minutes). It gets the same weights, prompts and
+requirements in the script's head (`peer_environments.py`; llama.cpp is compiled: some minutes). A peer that cannot
+be installed here is left out, and one sentence says why. Each peer gets the same weights, prompts and
 threads, and its seconds are its own clock's. In float32 its greedy tokens are compared with ours: a peer that
 computes something else is no peer. No case begins after the minutes given.
 """  # noqa: INP001  # scripts, not a package
 
 import argparse
 import json
-import re
 import subprocess
 import sys
 import tempfile
 import time
-import tomllib
-import venv
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
+from peer_environments import SCRIPTS, environment
 from speed import ROOT, HuggingFaceContinuous, provenance, rates_of, refresh, with_floors, work_of
 
 from mooncake_lab.bench.engine import Bench, Case, decode_case, mixed_case, prefill_case
@@ -36,16 +34,6 @@ from mooncake_lab.bench.peers import Decoding, Tokens, hugging_face
 from mooncake_lab.engine.loading import DTYPES
 from mooncake_lab.engine.reference import Clock
 from mooncake_lab.engine.weights import random_weights
-
-SCRIPTS: Final[Mapping[str, Path]] = MappingProxyType(
-    {
-        "llama.cpp": ROOT / "benchmarks" / "peers" / "llama_cpp_peer.py",
-        "OpenVINO": ROOT / "benchmarks" / "peers" / "openvino_peer.py",
-    }
-)
-"""Peers in processes of their own; `hf` and `hf-continuous` are transformers in this one."""
-_METADATA: Final = re.compile(r"(?m)^# /// script\n(?P<body>(?:#.*\n)+?)# ///$")
-"""Requirements in the head of a script, as PEP 723 has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +70,8 @@ def settings(threads: int) -> tuple[Setting, ...]:
     )
 
 
+SERVES: Final = ("vLLM", "vLLM eager")
+"""External peers that batch requests which come and go, and so take part in the mixed case."""
 SMOKE: Final = (
     Setting(
         model="lab-tiny",
@@ -112,8 +102,10 @@ class PeerProcess:
         return self._read()
 
     def seconds(self, prompts: Tokens, new_tokens: Sequence[int], clock: Clock) -> float:
-        """Of one prompt up to its first token, by the peer's own clock."""
-        del new_tokens, clock
+        """Of one prompt up to its first token, or of several requests, by the peer's own clock."""
+        del clock
+        if len(prompts) > 1:
+            return self.ask("serve", prompts=prompts, new_tokens=list(new_tokens))
         (prompt,) = prompts
         return self.ask("prefill", prompt=prompt)
 
@@ -156,29 +148,6 @@ def peer_process(python: Path, script: Path, directory: Path, dtype: str) -> Ite
     finally:
         process.kill()
         process.communicate()
-
-
-def environment(script: Path, folder: Path) -> Path:
-    """The interpreter of a peer's environment, which is made where it is missing.
-
-    Raises:
-        ValueError: when the script names no requirements.
-    """
-    found = _METADATA.search(script.read_text(encoding="utf-8"))
-    if found is None:
-        raise ValueError(f"{script}: its head names no requirements")
-    told = tomllib.loads(re.sub(r"(?m)^# ?", "", found["body"]))
-    made = folder / script.stem
-    done, python = made / "requirements.json", made / "bin" / "python"
-    if not done.is_file() or json.loads(done.read_text(encoding="utf-8")) != told["dependencies"]:
-        sys.stderr.write(f"making {made}: some minutes\n")
-        venv.create(made, with_pip=True, clear=True)
-        elsewhere = told.get("tool", {}).get("uv", {}).get("extra-index-url", ())
-        options = [f"--extra-index-url={index}" for index in elsewhere]
-        command = [python, "-m", "pip", "install", "--quiet", *options, *told["dependencies"]]
-        subprocess.run(command, check=True)  # noqa: S603  # pinned
-        done.write_text(json.dumps(told["dependencies"]), encoding="utf-8")
-    return python
 
 
 def measure(wanted: Sequence[Setting], external: Mapping[str, Path], budget_s: float) -> dict[str, Any]:
@@ -228,7 +197,7 @@ def _rows(setting: Setting, bench: Bench, end_s: float, skipped: list[str]) -> I
         if case.kind == "mixed":
             settings = {"num_blocks": 192, "max_batch_tokens": 512}
             bench.peers["hf-continuous"] = HuggingFaceContinuous(bench.transformers, settings)
-            peers = ["hf", "hf-continuous"]
+            peers = ["hf", "hf-continuous", *(name for name in bench.peers if name in SERVES)]
             # a small burst warms all up; the large one has no time for a round that does not count
             bench.compare(mixed_case(4, scale=0.1), peers, 1)
         work = work_of(case, bench.config, size)
@@ -249,7 +218,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--smoke", action="store_true", help="a tiny model, to see that it runs; writes nothing")
     chosen = parser.parse_args(arguments)
-    pythons = {name: environment(SCRIPTS[name], chosen.environments) for name in chosen.peers}
+    pythons: dict[str, Path] = {}
+    for name in chosen.peers:
+        try:
+            pythons[name] = environment(SCRIPTS[name], chosen.environments)
+        except ValueError as error:
+            sys.stderr.write(f"{name}: {error}\n")
     found = measure(SMOKE if chosen.smoke else settings(chosen.threads), pythons, 60 * chosen.minutes)
     text = json.dumps(found, indent=1) + "\n"
     if chosen.smoke:

@@ -40,8 +40,9 @@ _NAMES: Final = {
     "kvcache_centric": "KVCache-centric", "cache_aware": "local cache-aware", "load_balance": "load balancing",
     "after_prefill": "baseline", "early": "early rejection", "predictive": "prediction",
     "committed": "counting prefills", "mooncake": "Mooncake", "vllm": "vLLM", "vllm_chunked": "chunked prefill",
-    "vllm_prefix": "vLLM with prefix caching", "lru": "LRU", "lfu": "LFU", "arc": "ARC", "fifo": "FIFO",
-    "s3fifo": "S3-FIFO", "sieve": "SIEVE", "length_aware": "LengthAware", "belady": "the optimum",
+    "vllm_prefix": "vLLM with prefix caching", "vllm_today": "vLLM V1",
+    "lru": "LRU", "lfu": "LFU", "arc": "ARC", "fifo": "FIFO", "s3fifo": "S3-FIFO",
+    "sieve": "SIEVE", "length_aware": "LengthAware", "belady": "the optimum",
 }  # fmt: skip
 """What the pages call a policy or a system that the tables name by its code."""
 

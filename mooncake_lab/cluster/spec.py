@@ -20,6 +20,7 @@ from mooncake_lab.batching import (
     SplitFuse,
     TensorRTLLM,
     VLLMChunked,
+    VLLMToday,
 )
 from mooncake_lab.cluster.events import Role
 from mooncake_lab.conductor import (
@@ -45,6 +46,7 @@ COUPLED_SYSTEMS: Final[Mapping[str, tuple[BatchingPolicy, bool]]] = MappingProxy
         "vllm": (VLLM(), False),
         "vllm_prefix": (VLLM(), True),
         "vllm_chunked": (VLLMChunked(chunk_tokens=512), False),
+        "vllm_today": (VLLMToday(chunk_tokens=2048), True),
         "request_level": (RequestLevel(), False),
         "orca": (Orca(), False),
         "splitfuse": (SplitFuse(chunk_tokens=512), False),
@@ -56,8 +58,9 @@ COUPLED_SYSTEMS: Final[Mapping[str, tuple[BatchingPolicy, bool]]] = MappingProxy
 """Coupled systems by the names of the command line: batching policy, and whether prefixes are cached.
 
 FAST'25 §5.1 compares with the first three, testing the two features separately; 512 tokens per iteration is what
-vLLM of that time took for chunked prefill. Those that never preempt (request_level, orca, sarathi, tensorrt_llm)
-reserve prompt and max_tokens of each request.
+vLLM of that time took for chunked prefill. All three are of vLLM 0.5; `vllm_today` is the scheduler of vLLM V1,
+with both features and the 2,048 tokens that its server takes on an A100. Those that never preempt (request_level,
+orca, sarathi, tensorrt_llm) reserve prompt and max_tokens of each request.
 """
 
 

@@ -45,6 +45,7 @@ ALL_ALONE = [
     "orca",
     "vllm",
     "vllm_chunked",
+    "vllm_today",
     "splitfuse",
     "tensorrt_llm",
     "sarathi",

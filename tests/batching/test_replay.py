@@ -188,6 +188,7 @@ TIMELINES = {
     "orca": ("Pddddd  ", "Pddddddd", "   Pdd  ", "   Pdd  "),
     "vllm": ("Pdd.ddd  ", "Pdd.ddddd", "   Pdd   ", "   Pdd   "),
     "vllm_chunked": ("Pddddd   ", "pPddddddd", "   ppPdd ", "   wwpPdd"),
+    "vllm_today": ("Pddddd   ", "pPddddddd", "   ppPdd ", "   wwpPdd"),
     "splitfuse": ("Pddddd   ", "pPddddddd", "   ppPdd ", "   wwpPdd"),
     "tensorrt_llm": ("Pddddd  ", "Pddddddd", "   Pdd  ", "   Pdd  "),
     "sarathi": ("Pddddd    ", "wPddddddd ", "   ppPdd  ", "   wwwpPdd"),

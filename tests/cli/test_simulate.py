@@ -301,3 +301,11 @@ def test_the_decode_time_of_prediction_follows_trace_model_and_hardware(file):
     assert decode_s("--tbt-slo", 9, "--node", "h800-node") < decode_s("--tbt-slo", 9)
     assert decode_s("--tbt-slo", 9, "--model", "llama3-8b") != decode_s("--tbt-slo", 9)
     assert decode_s("--decode-s", 4) == 4.0
+
+
+def test_vllm_v1_finds_more_behind_a_router_that_knows_its_caches(file):
+    """The same nodes find prefixes with any router, and more of them with a cache-aware one."""
+    system = ("--coupled", 2, "--batching", "vllm_today")
+    plain, aware = (numbers(file, *system, "--placement", name) for name in ("fewest_requests", "cache_aware"))
+    assert plain["finished"] == aware["finished"] == plain["requests"]
+    assert 0 < plain["token_hit_rate"] < aware["token_hit_rate"]

@@ -85,11 +85,12 @@ def test_defaults_are_the_assumptions():
 
 @pytest.mark.parametrize("name", COUPLED_SYSTEMS)
 def test_a_coupled_system_is_the_policy_of_its_name(name):
-    """Those that cut prompts take 512 tokens per iteration; only one keeps prefixes, and its name says so."""
+    """Those that cut prompts take 512 tokens, vLLM V1 takes 2,048; it and the one named so keep prefixes."""
     policy, keeps = COUPLED_SYSTEMS[name]
     plain = name.removesuffix("_prefix")
-    assert policy == named_policy(plain, chunk_tokens=512 if plain in CHUNKED_POLICIES else None)
-    assert keeps == (plain != name)
+    chunk_tokens = 2048 if name == "vllm_today" else 512
+    assert policy == named_policy(plain, chunk_tokens=chunk_tokens if plain in CHUNKED_POLICIES else None)
+    assert keeps == (plain != name or name == "vllm_today")
 
 
 def test_a_block_of_the_trace_is_whole_blocks_of_memory():

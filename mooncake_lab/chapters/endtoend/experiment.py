@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from mooncake_lab import metrics
-from mooncake_lab.batching import VLLM, VLLMChunked
+from mooncake_lab.batching import VLLM, BatchingPolicy, VLLMChunked, VLLMToday
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import PlacementPolicy, named_placement
 from mooncake_lab.conductor.placement import FewestRequests
@@ -67,9 +67,9 @@ def _four() -> list[TracedRequest]:
     ]
 
 
-SystemName = Literal["mooncake", "vllm", "vllm_prefix", "vllm_chunked"]
-RouterName = Literal["fewest_requests", "least_tokens", "round_robin", "load_balance", "random"]
-"""Names of placement policies that know nothing of what instances cache."""
+SystemName = Literal["mooncake", "vllm", "vllm_prefix", "vllm_chunked", "vllm_today"]
+RouterName = Literal["fewest_requests", "least_tokens", "round_robin", "load_balance", "random", "cache_aware"]
+"""Names of placement policies; only the last knows what instances cache, so its system must cache prefixes."""
 
 FIRST_REQUESTS: Final = {"smoke": 200, "classroom": None, "full": None, "gpu": None}
 """How many requests of each trace a scale replays; None is all of them."""
@@ -83,6 +83,8 @@ TTFT_GRID_S: Final = tuple(float(x) for x in np.geomspace(0.1, 100, 61).round(4)
 """Where TTFT distributions are recorded (arXiv Fig. 13)."""
 LARGE_CHUNK_TOKENS: Final = 2048
 """The tokens of an iteration of chunked prefill that the jump of the paper's curves implies, at about 300 ms."""
+TODAY_CHUNK_TOKENS: Final = 2048
+"""Tokens per iteration that the server of vLLM V1 takes by default on an A100."""
 VLLM_BLOCK_TOKENS: Final = 16
 """vLLM's default KVCache block."""
 
@@ -213,10 +215,14 @@ def serve(point: EndToEnd, trace: Trace) -> list[Record]:
             block_size_tokens=trace.block_size_tokens,
         )
         return Cluster(spec, model).run(trace.requests())
+    batching: dict[str, BatchingPolicy] = {
+        "vllm_chunked": VLLMChunked(chunk_tokens=point.chunk_tokens),
+        "vllm_today": VLLMToday(chunk_tokens=TODAY_CHUNK_TOKENS),
+    }
     coupled = ClusterSpec.coupled(
         nodes=point.prefill_nodes + point.decode_nodes,
-        batching=VLLMChunked(chunk_tokens=point.chunk_tokens) if point.system == "vllm_chunked" else VLLM(),
-        prefix_caching=point.system == "vllm_prefix",
+        batching=batching.get(point.system, VLLM()),
+        prefix_caching=point.system in {"vllm_prefix", "vllm_today"},
         device_tokens=point.device_tokens,
         block_size_tokens=trace.block_size_tokens,
         placement=named_placement(point.router, point.seed),
