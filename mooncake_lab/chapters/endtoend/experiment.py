@@ -193,6 +193,15 @@ def one_knob_at_a_time(base: EndToEnd) -> dict[str, EndToEnd]:
     }
 
 
+def todays_vllm(base: EndToEnd) -> dict[str, EndToEnd]:
+    """The same replay on the scheduler of vLLM V1, behind the router of the base and one that knows its caches."""
+    today = replace(base, system="vllm_today")
+    return {
+        "vLLM V1": today,
+        "vLLM V1 behind a cache-aware router": replace(today, router="cache_aware"),
+    }
+
+
 def capacity_of_router(router: PlacementPolicy) -> float:
     """Effective request capacity of vLLM on 600 conversations and 0.1 s of TBT, behind a router of one's own."""
     trace = whole_trace("conversation").head(600)

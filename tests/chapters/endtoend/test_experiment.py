@@ -85,6 +85,12 @@ class TestEndToEnd:
             assert around[0] <= row[f"capacity_{limit}_ms"] <= around[1]
         assert row["effective"] == row["capacity_100_ms"]
 
+    def test_vllm_v1_reuses_prefixes(self):
+        """On three instances it finds some, and more behind a router that knows the caches."""
+        base = topic.EndToEnd(first=200, prefill_nodes=2, decode_nodes=1)
+        alone, aware = (next(row.rows())["token_hit_rate"] for row in topic.todays_vllm(base).values())
+        assert 0 < alone < aware
+
     def test_every_knob_moves_the_result(self):
         """No assumption that the chapter varies is without effect."""
         base = topic.EndToEnd(first=200, prefill_nodes=2, decode_nodes=1, host_s=0.004, host_free=1.5)
