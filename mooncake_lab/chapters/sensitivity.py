@@ -27,7 +27,8 @@ from mooncake_lab.chapters.endtoend import experiment as endtoend
 from mooncake_lab.chapters.endtoend import rates
 from mooncake_lab.chapters.endtoend.host import fitted_host
 from mooncake_lab.chapters.overload import claims as overload_claims
-from mooncake_lab.chapters.overload import experiment as overload
+from mooncake_lab.chapters.overload.recorded import JUDGED_THRESHOLD
+from mooncake_lab.chapters.overload.replays import POLICIES, fitted_points, with_policies
 from mooncake_lab.chapters.piggyback import experiment as piggyback
 from mooncake_lab.chapters.piggyback import model as piggyback_model
 from mooncake_lab.chapters.pipeline import claims as pipeline_claims
@@ -224,14 +225,10 @@ def of_endtoend(change: Change) -> ComparisonTable:
 
 
 def of_overload(change: Change) -> ComparisonTable:
-    """Chapter 11."""
-    three, seeds = tuple(overload.TABLE_3), tuple(range(1, 1 + overload.SEEDS[SCALE]))
-    base = overload.Overload(first=overload.REQUESTS[SCALE])
-    full = replace(base, decode_nodes=3, tbt_limit_s=0.04)
-    published = change.run(vary(base, policy=three), "A16-A18")
-    tight = change.run(vary(full, policy=three), "")
-    windows = change.run(vary(replace(full, first=500), seed=seeds, policy=three), "A24 A31 A32 A35 A36")
-    return overload_claims.beside_papers(published, tight, windows)
+    """Chapter 11, on three of the seven twins that decide in the book."""
+    twins = [each for point in fitted_points() for each in vary(point, twin=(0, 1, 2))]
+    points = [each for twin in twins for each in with_policies(twin, POLICIES[:3], (JUDGED_THRESHOLD,))]
+    return overload_claims.beside_papers(change.run(points, "A16-A18 A24 A31 A32 A35 A36 A123"), {})
 
 
 FIGURES: Final[dict[str, Callable[[Change], ComparisonTable]]] = {

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from mooncake_lab.chapters.overload.experiment import TABLE_3
-from mooncake_lab.experiments import tabulated
+from mooncake_lab.experiments import where
 from mooncake_lab.metrics import lagged_correlation
 from mooncake_lab.paper import Compared, ComparisonTable, claimed, comparison_table, curve, fact, noted
 
@@ -19,27 +19,36 @@ _CHANGES: Mapping[str, str] = {"early": "A31", "predictive": "A32"}
 _LOADS: Mapping[str, str] = {"A24": "correlation", "A35": "decode_swing", "A36": "peak_lag_s"}
 
 
-def beside_papers(published: pd.DataFrame, tight: pd.DataFrame, windows: pd.DataFrame) -> ComparisonTable:
-    """Every claim of this topic with our number; the released trace decides, others stand beside it.
+def beside_papers(judged: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> ComparisonTable:
+    """Every claim of this topic with our number.
 
     Args:
-        published: rows of `Overload` at the paper's setting, the three policies of Table 3, some workloads.
-        tight: the same where the decode pool is full.
-        windows: likewise over many stretches of the conversation trace, which decide the changes and the
-            correlation: one replay may be luck.
+        judged: rows of `Overload` at the fitted testbed, the three policies of Table 3 on several twins at each
+            TTFT limit. Those at the limit of arXiv Figs. 8 and 13 decide; the order is judged at all limits.
+        others: rows at other settings, by name; they are shown and decide nothing.
     """
-    rows: list[Compared] = []
-    for workload, of_workload in published.groupby("workload", sort=False):
-        judged = _counts(of_workload, f"{workload}, as published")
-        rows += [replace(row, decides=workload == "conversation") for row in judged]
-    for workload, of_workload in tight.groupby("workload", sort=False):
-        where = f"{workload}, decode pool full"
-        shown = [*_counts(of_workload, where), *_changes(of_workload, f"{where}, one replay")]
-        if bool(of_workload["correlation"].notna().all()):  # a short replay may have none
-            shown += _loads(of_workload, f"{where}, one replay", ["A24"])
-        rows += [replace(row, decides=False) for row in shown]
-    many = f"conversation, decode pool full, mean of {windows['seed'].nunique()} stretches"
-    return comparison_table([*rows, *_loads(windows, many, _LOADS), *_changes(windows, many)])
+    printed = where(judged, ttft_limit_s=PRINTED_TTFT_LIMIT_S)
+    many = f"fitted testbed, TTFT limit {PRINTED_TTFT_LIMIT_S:.0f} s, mean of {printed['twin'].nunique()} twins"
+    rows: list[Compared] = [*_counts(printed, many), *_changes(printed, many), *_loads(printed, many, _LOADS)]
+    rows.append(noted(claimed("A123", largest_upper_end(judged)), "fitted testbed, all TTFT limits"))
+    for name, table in others.items():
+        rows += [replace(row, decides=False) for row in (*_counts(table, name), *_changes(table, name))]
+    return comparison_table(rows)
+
+
+PRINTED_TTFT_LIMIT_S: Final = 30.0
+"""That of arXiv Figs. 8 and 13; Table 3 prints none."""
+
+
+def largest_upper_end(judged: pd.DataFrame) -> float:
+    """The largest upper end of the intervals of both ratios to the baseline, over all TTFT limits."""
+    return max(
+        ratio_with_interval(
+            where(judged, ttft_limit_s=limit_s), "rejected_share", policy, "after_prefill", "twin"
+        )[2]
+        for limit_s in sorted(set(judged["ttft_limit_s"]))
+        for policy in _CHANGES
+    )
 
 
 def paper_stages(panel: str) -> pd.DataFrame:
@@ -75,22 +84,33 @@ def paper_movement() -> dict[str, float]:
     }
 
 
+def table_3() -> dict[str, float]:
+    """The counts that arXiv Table 3 prints, by our policies."""
+    return {
+        ours: fact("arxiv_table3_rejections", series=row, x="rejected_requests").value
+        for ours, row in TABLE_3.items()
+    }
+
+
 def rejected_percent(policy: str) -> float:
     """What arXiv Table 3 prints for one of our policies, in percent of its requests."""
     found = fact("arxiv_table3_rejections", series=TABLE_3[policy], x="rejected_percent_of_23000")
     return float(found)
 
 
-def ratio_with_interval(rows: pd.DataFrame, quantity: str, policy: str, to: str) -> tuple[float, float, float]:
-    """The ratio of two policies' means over the same seeds, with its 95 % interval by resampling seeds.
+def ratio_with_interval(
+    rows: pd.DataFrame, quantity: str, policy: str, to: str, by: str = "seed"
+) -> tuple[float, float, float]:
+    """The ratio of two policies' means over the same requests, with its 95 % interval by resampling replays.
 
     Args:
         rows: rows of `Overload`, a policy and seed each.
         quantity: a column.
         policy: above the line.
         to: below the line.
+        by: the column that tells replays of the same requests from others.
     """
-    wide = rows.pivot_table(index="seed", columns="policy", values=quantity)
+    wide = rows.pivot_table(index=by, columns="policy", values=quantity)
     above, below = wide[policy].to_numpy(dtype=np.float64), wide[to].to_numpy(dtype=np.float64)
     picked = np.random.default_rng(0).integers(0, len(above), (2000, len(above)))
     ratios = above[picked].mean(axis=1) / below[picked].mean(axis=1)
@@ -98,42 +118,24 @@ def ratio_with_interval(rows: pd.DataFrame, quantity: str, policy: str, to: str)
     return float(above.mean() / below.mean()), float(low), float(high)
 
 
-@tabulated
-def who_is_rejected(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Per policy and stretch: how many requests are rejected when, and how long their prompts are."""
-    for policy, found in rows.groupby("policy", sort=False):
-        counts = {
-            "on_arrival": (found["rejected"] - found["rejected_late"], found["arrival_rejected_tokens"]),
-            "after_prefill": (found["rejected_late"], found["late_rejected_tokens"]),
-            "kept": (found["requests"] - found["rejected"], found["kept_tokens"]),
-        }
-        said: dict[str, Any] = {"policy": policy}
-        for name, (count, tokens) in counts.items():
-            counted = np.asarray(count, dtype=np.float64)
-            weighed = np.nan_to_num(np.asarray(tokens, dtype=np.float64)) * counted
-            mean = float(weighed.sum() / counted.sum()) if counted.sum() else float("nan")
-            said |= {name: float(counted.mean()), f"{name}_tokens": mean}
-        yield said
-
-
-def _counts(rows: pd.DataFrame, where: str) -> Iterator[Compared]:
+def _counts(rows: pd.DataFrame, shown: str) -> Iterator[Compared]:
     shares = _by_policy(rows, "rejected_share")
     for policy, identifier in _COUNTS.items():
-        yield noted(claimed(identifier, float(round(shares[policy] * _TABLE_3_REQUESTS))), where)
+        yield noted(claimed(identifier, float(round(shares[policy] * _TABLE_3_REQUESTS))), shown)
 
 
-def _changes(rows: pd.DataFrame, where: str) -> Iterator[Compared]:
+def _changes(rows: pd.DataFrame, shown: str) -> Iterator[Compared]:
     shares = _by_policy(rows, "rejected_share")
     for policy, identifier in _CHANGES.items():
-        yield noted(claimed(identifier, 100 * (shares[policy] / shares["after_prefill"] - 1)), where)
+        yield noted(claimed(identifier, 100 * (shares[policy] / shares["after_prefill"] - 1)), shown)
 
 
-def _loads(rows: pd.DataFrame, where: str, identifiers: Iterable[str]) -> Iterator[Compared]:
+def _loads(rows: pd.DataFrame, shown: str, identifiers: Iterable[str]) -> Iterator[Compared]:
     """How the two loads move, as means over the replays that have samples enough for a correlation."""
     enough = rows.dropna(subset=["correlation"])
     for identifier in identifiers:
         mean = _by_policy(enough, _LOADS[identifier]).get("early")
-        yield replace(noted(claimed(identifier, mean), where), too_short=mean is None)
+        yield replace(noted(claimed(identifier, mean), shown), too_short=mean is None)
 
 
 def _by_policy(rows: pd.DataFrame, quantity: str) -> dict[Any, float]:

@@ -107,7 +107,7 @@ def cells(table: pd.DataFrame, threshold: float = JUDGED_THRESHOLD, twin: int = 
             "rejected_share": baseline / REPLAY.first,
             "early": early / baseline,
             "predictive": predictive / baseline,
-            "kind": _kind(baseline, early, predictive),
+            "kind": kind_of(baseline, early, predictive),
         }
 
 
@@ -120,7 +120,8 @@ def at_map(table: pd.DataFrame, threshold: float, twin: int) -> pd.DataFrame:
     return cast("pd.DataFrame", table[chosen])
 
 
-def _kind(baseline: int, early: int, predictive: int) -> str:
+def kind_of(baseline: int, early: int, predictive: int) -> str:
+    """What three counts of rejections show."""
     if early >= baseline:
         return NONE
     if predictive >= baseline:
@@ -188,3 +189,48 @@ def decode_pressure(node: Slower, twin: int = 0) -> float:
 def share_with_order(map_cells: pd.DataFrame) -> float:
     """Which share of the cells has the order of Table 3."""
     return len(where(map_cells, kind=ORDER)) / len(map_cells)
+
+
+def judged(table: pd.DataFrame) -> pd.DataFrame:
+    """The replays that decide: the fitted testbed under both limits of TTFT."""
+    return pd.concat([at_point(table, point) for point in fitted_points()])
+
+
+def with_half_intervals(found: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `ratios`, with half the 95 % interval of the mean rejections in the column `half`."""
+    halves = [
+        1.96 * np.std(counts, ddof=1) / len(counts) ** 0.5
+        for row in records(found)
+        if (counts := list(_by_twin(at_point(table, points()[row["point"]]), row["policy"]).values()))
+    ]
+    return found.assign(half=halves)
+
+
+@tabulated
+def outcome(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Means over the twins at the fitted testbed: waste, goodput, and how both loads move."""
+    means = ["wasted_prefill_s", "goodput", "prefill_load", "decode_load", "prefill_swing", "decode_swing"]
+    means += ["correlation", "peak_lag_s"]
+    for point in fitted_points():
+        for policy in POLICIES:
+            rows = where(at_point(table, point), policy=policy)
+            yield {"ttft_limit_s": point.ttft_limit_s, "policy": policy} | {
+                name: float(np.mean(rows[name].to_numpy(dtype=np.float64))) for name in means
+            }
+
+
+def on_map() -> dict[str, tuple[float, float, float]]:
+    """TTFT limit (s), decode and prefill factor of the four points, at the constant of the map."""
+    return {
+        name: (
+            point.ttft_limit_s,
+            map_factor(Slower(point.prefill_factor or 1.0, point.decode_factor, point.decode_constant_s)),
+            point.prefill_factor or 1.0,
+        )
+        for name, point in points().items()
+    }
+
+
+def region_on_map() -> list[tuple[float, float]]:
+    """Decode and prefill factors of the region of the fit, at the constant of the map."""
+    return [(map_factor(each), each.prefill) for each in arxiv_fit().region]

@@ -11,7 +11,7 @@ from mooncake_lab.chapters.overload import experiment as topic
 from mooncake_lab.chapters.overload.experiment import stages
 from mooncake_lab.chapters.overload.live import LiveCrowd
 from mooncake_lab.core import Prefilled, Rejected
-from mooncake_lab.experiments import run, vary
+from mooncake_lab.experiments import run, vary, where
 from mooncake_lab.metrics import check_log
 from mooncake_lab.paper import Verdict, claims
 
@@ -69,45 +69,43 @@ class TestStages:
         assert {(stage.decode, stage.prefill) for stage in found[1:]} == {(0.5, 0.5)}
 
 
+def replays(baseline=4000, early=3600, predictive=3400, twins=3, correlation=-0.4):
+    """Invented rows at both TTFT limits."""
+    counts = {"after_prefill": baseline, "early": early, "predictive": predictive}
+    return pd.DataFrame(
+        [
+            {
+                "policy": policy, "twin": twin, "ttft_limit_s": limit_s, "rejected_share": (count + twin) / 23_000,
+                "correlation": correlation, "decode_swing": 0.1, "peak_lag_s": 30.0,
+            }
+            for policy, count in counts.items() for twin in range(twins) for limit_s in (15.0, 30.0)
+        ]
+    )  # fmt: skip
+
+
 class TestBesidePapers:
     def test_every_claim_of_the_chapter_is_graded_once(self):
         """No claim that the ledger gives to this chapter is left out or decided twice."""
-        crowd = topic.Overload(first=300, decode_nodes=3, tbt_limit_s=0.04)
-        rows = run(vary(crowd, policy=tuple(topic.TABLE_3)), cache=False)
-        graded = [row.claim for row in beside.beside_papers(rows, rows, rows).rows if row.decides]
+        rows = replays()
+        table = beside.beside_papers(rows, {"elsewhere": where(rows, ttft_limit_s=15.0)})
+        graded = [row.claim for row in table.rows if row.decides]
         assert sorted(graded) == sorted(c.id for c in claims() if c.chapter == "11_overload")
 
-    def test_a_replay_too_short_to_correlate_costs_another_workload_its_row(self):
-        """Without samples enough the tool&agent row is left out; stretches without any judge nothing."""
-        policies = list(topic.TABLE_3)
-        shares = {"rejected_share": 0.1, "seed": 0, "decode_swing": 0.1, "peak_lag_s": 9.0}
-        chat = pd.DataFrame({"policy": policies, "workload": "conversation", "correlation": -0.2, **shares})
-        agents = chat.assign(workload="toolagent", correlation=np.nan)
-        both = pd.concat([chat, agents])
-        named = [row.quantity for row in beside.beside_papers(both, both, chat).rows if "at lag 0" in row.quantity]
-        assert len(named) == 2
-        assert all("conversation" in each for each in named)
-        table = beside.beside_papers(both, both, chat.assign(correlation=np.nan)).frame()
-        (short,) = table[table["decides"] & (table["claim"] == "A24")]["verdict"]
-        assert short == Verdict.TOO_SHORT
+    def test_the_order_is_lost_at_one_limit(self):
+        """At one limit early rejection gains nothing, so that the order does not hold whatever the other says."""
+        rows = replays()
+        rows.loc[(rows["policy"] == "early") & (rows["ttft_limit_s"] == 15.0), "rejected_share"] = 4010 / 23_000
+        for judged, verdict in ((replays(), Verdict.REPRODUCED), (rows, Verdict.NOT_REPRODUCED)):
+            table = beside.beside_papers(judged, {}).frame()
+            assert table[table["claim"] == "A123"]["verdict"].tolist() == [verdict]
 
-    def test_stretches_decide_the_correlation(self):
-        """One replay in anti-phase does not outweigh stretches in phase."""
-        chat = pd.DataFrame({"policy": list(topic.TABLE_3), "workload": "conversation", "rejected_share": 0.1})
-        chat = chat.assign(decode_swing=0.1, peak_lag_s=9.0)
-        one, many = (chat.assign(seed=0, correlation=value) for value in (-0.5, 0.4))
-        table = beside.beside_papers(one, one, many).frame()
-        decided = table[table["decides"]].set_index("claim")
-        assert decided.loc["A24", ["ours", "verdict"]].tolist() == [0.4, Verdict.NOT_REPRODUCED]
-
-    def test_rejected_requests_are_whole_and_equal_shares_are_equal_counts(self):
-        """A share is counted out of the 23,000 requests of the paper, whatever the policy."""
-        chat = pd.DataFrame(
-            {"policy": list(topic.TABLE_3), "workload": "conversation", "rejected_share": 13 / 2400}
-        )
-        chat = chat.assign(correlation=-0.2, decode_swing=0.1, peak_lag_s=9.0, seed=0)
-        table = beside.beside_papers(chat, chat, chat).frame()
-        assert table[table["claim"].isin(["A16", "A17", "A18"])]["ours"].unique().tolist() == [125.0]
+    def test_counts_are_means_at_the_printed_limit(self):
+        """The baseline's count is the mean over twins at 30 s, and replays at 15 s do not move it."""
+        rows = replays()
+        rows.loc[rows["ttft_limit_s"] == 15.0, "rejected_share"] *= 2
+        table = beside.beside_papers(rows, {}).frame().set_index("claim")
+        assert table["ours"]["A16"] == 4001
+        assert table["ours"]["A18"] == 3401
 
     def test_figure_9_moves_as_the_notes_say(self):
         """The samples give the correlation that the ledger of claims has, and a peak after half a minute."""
@@ -124,21 +122,7 @@ class TestBesidePapers:
         assert beside.ratio_with_interval(table, "q", "a", "b") == pytest.approx((2.0, 2.0, 2.0))
 
 
-class TestWhoIsRejected:
-    def test_counts_and_lengths_are_over_all_stretches(self):
-        """A stretch with more rejections weighs more in the mean length, and one with none weighs nothing."""
-        table = pd.DataFrame(
-            {
-                "policy": ["early"] * 2, "requests": [100, 100], "rejected": [3, 4], "rejected_late": [0, 3],
-                "arrival_rejected_tokens": [10.0, 30.0], "late_rejected_tokens": [np.nan, 50.0],
-                "kept_tokens": [7.0, 7.0],
-            }
-        )  # fmt: skip
-        (row,) = beside.who_is_rejected(table).to_dict("records")
-        assert (row["on_arrival"], row["on_arrival_tokens"]) == (2.0, 15.0)
-        assert (row["after_prefill"], row["after_prefill_tokens"]) == (1.5, 50.0)
-        assert (row["kept"], row["kept_tokens"]) == (96.5, pytest.approx(7.0))
-
+class TestPrompts:
     def test_every_prompt_is_counted_once(self, rows):
         """Rejected on arrival, rejected after prefill and kept have all tokens of the requests between them."""
         row = rows.reset_index().set_index("policy").loc["early"]
