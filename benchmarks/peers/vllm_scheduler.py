@@ -20,7 +20,7 @@ and this program adds
     vllm      the release
     outputs   the generated token ids of each request
     steps     of each: `scheduled`, in order, `[request, tokens computed before, new tokens]`, where the tokens
-              before the first piece of an admitted request are its prefix hit; and `preempted`, in order
+              before the first piece of an admitted request are its prefix hit; and `preempted`, newest first
 """  # noqa: INP001  # scripts, not a package
 
 # pyright: basic
@@ -157,7 +157,8 @@ def _told(output: Any) -> dict[str, Any]:
         "scheduled": [
             [_number(name), computed[name], tokens] for name, tokens in output.num_scheduled_tokens.items()
         ],
-        "preempted": [_number(name) for name in output.preempted_req_ids or ()],
+        # a set in vLLM, so its order is that of the names' hashes
+        "preempted": sorted(map(_number, output.preempted_req_ids or ()), reverse=True),
     }
 
 
