@@ -27,8 +27,8 @@ from mooncake_lab.chapters.endtoend import experiment as endtoend
 from mooncake_lab.chapters.endtoend import rates
 from mooncake_lab.chapters.endtoend.host import fitted_host
 from mooncake_lab.chapters.overload import claims as overload_claims
+from mooncake_lab.chapters.overload import replays
 from mooncake_lab.chapters.overload.recorded import JUDGED_THRESHOLD
-from mooncake_lab.chapters.overload.replays import POLICIES, fitted_points, with_policies
 from mooncake_lab.chapters.piggyback import experiment as piggyback
 from mooncake_lab.chapters.piggyback import model as piggyback_model
 from mooncake_lab.chapters.pipeline import claims as pipeline_claims
@@ -216,7 +216,7 @@ def of_endtoend(change: Change) -> ComparisonTable:
     replays = change.run(vary(base, workload=workloads, system=systems), "F01-F10 F17-F19 F49-F67 F201-F218")
     split = replace(base, workload="synthetic", ttft_limit_s=constant("slo_ttft_fig15").value)
     ways = change.run(endtoend.splits(split, range(5, 16), (host["host_s"],)), "F45 F74-F78 F108")
-    twenty = replace(base, workload="arxiv", prefill_nodes=10, decode_nodes=10)
+    twenty = replace(base, workload="arxiv", testbed="arxiv", host_s=0.0, prefill_nodes=10, decode_nodes=10)
     real = change.run(vary(twenty, system=tuple(endtoend_claims.REAL)), "A03-A06")
     at_rate = rates.AtRate(dataset="16k", requests=rates.REQUESTS[SCALE])
     tested = [point for name in rates.PUBLIC + rates.SIMULATED for point in rates.points(name, at_rate)]
@@ -226,8 +226,10 @@ def of_endtoend(change: Change) -> ComparisonTable:
 
 def of_overload(change: Change) -> ComparisonTable:
     """Chapter 11, on three of the seven twins that decide in the book."""
-    twins = [each for point in fitted_points() for each in vary(point, twin=(0, 1, 2))]
-    points = [each for twin in twins for each in with_policies(twin, POLICIES[:3], (JUDGED_THRESHOLD,))]
+    twins = [each for point in replays.fitted_points() for each in vary(point, twin=(0, 1, 2))]
+    points = [
+        each for twin in twins for each in replays.with_policies(twin, replays.POLICIES[:3], (JUDGED_THRESHOLD,))
+    ]
     return overload_claims.beside_papers(change.run(points, "A16-A18 A24 A31 A32 A35 A36 A123"), {})
 
 

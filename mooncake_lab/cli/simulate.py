@@ -192,15 +192,8 @@ def simulate(
     if perfetto:
         with _writing("--perfetto", perfetto):
             write_perfetto(perfetto, kept)
-    asked = {
-        "node": node,
-        "model": model,
-        "testbed": testbed or "fast",
-        "speed": speed,
-        "ssd_gb_per_s": ssd_gb_per_s,
-        "lenient": lenient,
-    }
-    asked |= {"num_prompts": num_prompts, "urgent_share": urgent_share, "seed": seed or 0}
+    names = ("node", "model", "speed", "ssd_gb_per_s", "lenient", "num_prompts", "urgent_share")
+    asked = {name: context.params[name] for name in names} | {"testbed": testbed or "fast", "seed": seed or 0}
     told = {each.name: _plain(getattr(held, each.name)) for held in (spec, options) for each in fields(held)}
     of_run: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, "settings": asked | told}
     print_numbers(of_run | summary.numbers() | _spent(*started), json_=json_)

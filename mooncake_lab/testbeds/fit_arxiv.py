@@ -213,7 +213,7 @@ def _parabola(at: Sequence[float], values: Sequence[Array], x: float) -> Array:
     return found
 
 
-class Record(msgspec.Struct):
+class FitRecord(msgspec.Struct):
     """The file: what was found, and every run it rests on."""
 
     about: str
@@ -238,7 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
         runs.append(replayed(run))
         part.write_bytes(msgspec.json.encode(runs))
     fit = fitted(runs)
-    record = Record(
+    record = FitRecord(
         about=" ".join((__doc__ or "").split()),
         commit=commit() or "unknown",
         date=datetime.now(UTC).date().isoformat(),

@@ -10,13 +10,13 @@ from mooncake_lab.core import carried_folder
 from mooncake_lab.paper import facts
 from mooncake_lab.testbeds import arxiv_fit, arxiv_testbed, arxiv_testbed_latency, paper_node_latency
 from mooncake_lab.testbeds.arxiv import Slower
-from mooncake_lab.testbeds.fit_arxiv import PERCENT, FitRun, Record, fitted, planned, replayed, targets
+from mooncake_lab.testbeds.fit_arxiv import PERCENT, FitRecord, FitRun, fitted, planned, replayed, targets
 
 
 @pytest.fixture(scope="module")
 def record():
     """The recorded fit with all its replays."""
-    return msgspec.json.decode((carried_folder("measured") / "arxiv_testbed.json").read_bytes(), type=Record)
+    return msgspec.json.decode((carried_folder("measured") / "arxiv_testbed.json").read_bytes(), type=FitRecord)
 
 
 def test_the_node_of_fast_is_the_one_that_is_not_slower():
