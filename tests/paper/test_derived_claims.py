@@ -94,6 +94,7 @@ COMPUTED = {
     "A30": lambda: means(ARXIV, "random", "KVCache-centric"),
     "A31": lambda: points(REJECTED, "Early Rejection")["change_vs_baseline_percent"],
     "A32": lambda: points(REJECTED, "Early Rejection based on Prediction")["change_vs_baseline_percent"],
+    "A123": lambda: 1 + points(REJECTED, "Early Rejection")["change_vs_baseline_percent"] / 100,
     "S06": lambda: (
         points("sarathi_table2_per_token_time", "decode only, batch 4, context 1024")["per_decode_token_ms"]
         / points("sarathi_table2_per_token_time", "1021 prefill tokens + 3 decodes")["per_decode_token_ms"]

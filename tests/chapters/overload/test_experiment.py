@@ -95,7 +95,7 @@ class TestBesidePapers:
         """At one limit early rejection gains nothing, so that the order does not hold whatever the other says."""
         rows = replays()
         rows.loc[(rows["policy"] == "early") & (rows["ttft_limit_s"] == 15.0), "rejected_share"] = 4010 / 23_000
-        for judged, verdict in ((replays(), Verdict.REPRODUCED), (rows, Verdict.NOT_REPRODUCED)):
+        for judged, verdict in ((replays(), Verdict.CONDITIONAL), (rows, Verdict.NOT_REPRODUCED)):
             table = beside.beside_papers(judged, {}).frame()
             assert table[table["claim"] == "A123"]["verdict"].tolist() == [verdict]
 
