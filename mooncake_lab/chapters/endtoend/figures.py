@@ -90,7 +90,7 @@ def bracket(
                 shown: Any = {"color": COLOURS[colour], "linestyle": line, "label": label if host_s else "_"}
                 at = range(len(limits))
                 panel.plot(at, mine["percent"], **shown, **style.COMPUTED)
-                if mine["low"].notna().all():  # one seed has no interval
+                if bool(mine["low"].notna().all()):  # one seed has no interval
                     panel.vlines(at, mine["low"], mine["high"], color=COLOURS[colour], linewidth=2.0)
         printed = paper[workload].set_index("x")["y"].loc[limits]
         style.paper_points(panel, range(len(limits)), printed, "FAST'25 Figs. 1, 6, 7")
