@@ -67,7 +67,7 @@ class TestFourRequests:
         waits = engine.waits(charts)
         timed = waits.assign(gap_ms=0.0, first_c_ms=0.0, end_ms=0.0)
         table = beside_papers(timed).frame()
-        assert table[["claim", "ours", "verdict"]].values.tolist() == [["S19", 0.0, "reproduced"]]
+        assert table[["claim", "ours", "verdict"]].values.tolist() == [["S19", 0.0, "by construction"]]
         assert set(statements(timed, equal=True)["verdict"]) == {"holds"}
         assert statements(timed, equal=False)["verdict"].iloc[0] == "does not hold"
 

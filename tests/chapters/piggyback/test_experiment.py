@@ -87,7 +87,7 @@ class TestModelled:
         table = frame.set_index("quantity")["verdict"]
         assert table[claim("S09").sentence] == Verdict.NEEDS_HARDWARE
         for name in ("S01", "S02", "S03"):
-            assert table[claim(name).sentence] == Verdict.REPRODUCED
+            assert table[claim(name).sentence] in {Verdict.REPRODUCED, Verdict.CONDITIONAL}
         assert table[claim("S16").sentence] == Verdict.ARITHMETIC
         assert table[claim("S06").sentence] == Verdict.CALIBRATED
 
