@@ -28,7 +28,6 @@ from mooncake_lab.chapters.endtoend import rates
 from mooncake_lab.chapters.endtoend.host import fitted_host
 from mooncake_lab.chapters.overload import claims as overload_claims
 from mooncake_lab.chapters.overload import replays
-from mooncake_lab.chapters.overload.recorded import JUDGED_THRESHOLD
 from mooncake_lab.chapters.piggyback import experiment as piggyback
 from mooncake_lab.chapters.piggyback import model as piggyback_model
 from mooncake_lab.chapters.pipeline import claims as pipeline_claims
@@ -228,7 +227,9 @@ def of_overload(change: Change) -> ComparisonTable:
     """Chapter 11, on three of the seven twins that decide in the book."""
     twins = [each for point in replays.fitted_points() for each in vary(point, twin=(0, 1, 2))]
     points = [
-        each for twin in twins for each in replays.with_policies(twin, replays.POLICIES[:3], (JUDGED_THRESHOLD,))
+        each
+        for twin in twins
+        for each in replays.with_policies(twin, replays.POLICIES[:3], (replays.JUDGED_THRESHOLD,))
     ]
     return overload_claims.beside_papers(change.run(points, "A16-A18 A24 A31 A32 A35 A36 A123"), {})
 

@@ -65,13 +65,8 @@ def bracket(rows: pd.DataFrame) -> Iterator[Mapping[str, Any]]:
     Args:
         rows: of `recorded`.
     """
-    for workload, system in BASELINES.items():
-        for router, host_s in product(ROUTERS, hosts_s(rows)):
-            part = where(rows, workload=workload, system=system, router=router, host_s=host_s)
-            for limit in LIMITS_MS:
-                low, mean, high = interval(100 * part[f"capacity_{limit}_ms"].to_numpy())
-                named = {"workload": workload, "router": router, "host_s": host_s, "limit_ms": limit}
-                yield {**named, "low": low, "percent": mean, "high": high}
+    for named, column, _, theirs in _settings(rows):
+        yield named | _summary(100 * theirs[column].to_numpy())
 
 
 @tabulated
@@ -83,16 +78,25 @@ def gains(rows: pd.DataFrame) -> Iterator[Mapping[str, Any]]:
     Args:
         rows: of `recorded`.
     """
+    for named, column, ours, theirs in _settings(rows):
+        yield named | _summary(100 * (ours[column] / theirs[column] - 1).dropna().to_numpy())
+
+
+def _settings(rows: pd.DataFrame) -> Iterator[tuple[dict[str, Any], str, pd.DataFrame, pd.DataFrame]]:
+    """Names of each setting, the column of its limit, and Mooncake's and vLLM's replays."""
     for workload, system in BASELINES.items():
         here = where(rows, workload=workload)
         ours = where(here, system="mooncake").set_index(["host_s", "seed"])
         for router, host_s in product(ROUTERS, hosts_s(rows)):
             theirs = where(here, system=system, router=router, host_s=host_s).set_index(["host_s", "seed"])
             for limit in LIMITS_MS:
-                column = f"capacity_{limit}_ms"
-                low, mean, high = interval(100 * (ours[column] / theirs[column] - 1).dropna().to_numpy())
                 named = {"workload": workload, "router": router, "host_s": host_s, "limit_ms": limit}
-                yield {**named, "low": low, "percent": mean, "high": high}
+                yield named, f"capacity_{limit}_ms", ours, theirs
+
+
+def _summary(percents: Any) -> dict[str, float]:
+    low, mean, high = interval(percents)
+    return {"low": low, "percent": mean, "high": high}
 
 
 def hosts_s(rows: pd.DataFrame) -> list[float]:

@@ -9,6 +9,7 @@ import pandas as pd
 from mooncake_lab.chapters.overload.claims import ratio_with_interval
 from mooncake_lab.chapters.overload.experiment import Overload
 from mooncake_lab.chapters.overload.replays import (
+    JUDGED_THRESHOLD,
     POINT_A,
     POINT_B,
     POLICIES,
@@ -18,12 +19,9 @@ from mooncake_lab.chapters.overload.replays import (
     judged_order,
 )
 from mooncake_lab.core import carried_folder
-from mooncake_lab.experiments import records, tabulated, value, where, whole_trace
-from mooncake_lab.testbeds import arxiv_testbed
+from mooncake_lab.experiments import records, tabulated, value, where
 from mooncake_lab.testbeds.arxiv import Slower, arxiv_fit
 
-JUDGED_THRESHOLD: Final = 0.98
-"""The arrival threshold at which the order is judged."""
 JUDGED_TWINS: Final = tuple(range(7))
 PLACE: Final = ("prefill_factor", "decode_factor", "decode_constant_s", "ttft_limit_s")
 """What tells one point from another."""
@@ -172,23 +170,6 @@ def map_factor(node: Slower) -> float:
     """The decode factor at which a node with the constant of the map is under the same pressure."""
     room = (REPLAY.tbt_limit_s - node.constant_s) / (REPLAY.tbt_limit_s - REPLAY.decode_constant_s)
     return node.decode / room
-
-
-def decode_pressure(node: Slower, twin: int = 0) -> float:
-    """Requests that would decode at once, each step as long as the limit, over those that a node can decode so."""
-    trace = whole_trace(REPLAY.workload, twin).head(REPLAY.first)
-    rate_per_s = REPLAY.speed * len(trace) / float(trace.arrival_s[-1] - trace.arrival_s[0])
-    offered = rate_per_s * float(trace.output_tokens.mean()) * REPLAY.tbt_limit_s / REPLAY.decode_nodes
-    step = arxiv_testbed(node.prefill, node.decode, node.constant_s).decode
-    weights = trace.output_tokens / trace.output_tokens.sum()
-    context = float((weights * (trace.input_tokens + trace.output_tokens / 2)).sum())
-    each_s = step.per_request_s + step.per_context_token_s * context
-    return offered * each_s / (REPLAY.tbt_limit_s - step.constant_s)
-
-
-def share_with_order(map_cells: pd.DataFrame) -> float:
-    """Which share of the cells has the order of Table 3."""
-    return len(where(map_cells, kind=ORDER)) / len(map_cells)
 
 
 def judged(table: pd.DataFrame) -> pd.DataFrame:

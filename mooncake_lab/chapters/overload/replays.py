@@ -13,8 +13,10 @@ from mooncake_lab.testbeds.arxiv import arxiv_fit
 
 POLICIES: Final[tuple[PolicyName, ...]] = ("after_prefill", "early", "predictive", "committed")
 """The three policies of Table 3, and *counting prefills*."""
-ARRIVAL_THRESHOLDS: Final = (0.95, 0.98, 1.0)
-"""Loads at which a request is refused on arrival; the second check refuses at 1. At 0.98 the order is judged."""
+JUDGED_THRESHOLD: Final = 0.98
+"""The arrival threshold at which the order is judged."""
+ARRIVAL_THRESHOLDS: Final = (0.95, JUDGED_THRESHOLD, 1.0)
+"""Loads at which a request is refused on arrival; the second check refuses at 1."""
 TTFT_LIMITS_S: Final = (15.0, 30.0)
 PREFILL_FACTORS: Final = (1.3, 1.5, 1.7, 1.9, 2.1)
 DECODE_FACTORS: Final = (5.5, 6.5, 7.5, 8.5, 9.5)
@@ -53,7 +55,7 @@ def only_decode_scarce(twins: Sequence[int]) -> list[Overload]:
     """FAST'25's node with three decode nodes and a TBT limit of 0.04 s, where prefill is not scarce."""
     point = Overload(workload="toolagent", first=23_000, decode_nodes=3, tbt_limit_s=0.04)
     points = [*vary(point, twin=tuple(twins)), replace(point, workload="conversation")]
-    return [each for point in points for each in with_policies(point, POLICIES, (0.98,))]
+    return [each for point in points for each in with_policies(point, POLICIES, (JUDGED_THRESHOLD,))]
 
 
 def key_of(settings: Mapping[str, Any]) -> tuple[str, ...]:
