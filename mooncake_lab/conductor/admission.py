@@ -16,7 +16,7 @@ from mooncake_lab.conductor.decide import AdmissionPolicy, Decision, Need, Place
 from mooncake_lab.conductor.estimator import Estimator
 from mooncake_lab.conductor.history import share_longer
 from mooncake_lab.conductor.view import ClusterView, DecodeView, ServedView
-from mooncake_lab.core import SLO, Request
+from mooncake_lab.core import SLO, Request, sum_in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ def length_biased_mean(values: Iterable[float], output_tokens: Sequence[float]) 
     A request is present for as long as its answer takes, so long answers are more frequent among the requests that
     are present than among those that arrive. The length-biased mean answer is sum(o * o) / sum(o).
     """
-    return sum(map(operator.mul, values, output_tokens)) / sum(output_tokens)
+    return sum_in_order(map(operator.mul, values, output_tokens)) / sum(output_tokens)
 
 
 def full_decode_s(

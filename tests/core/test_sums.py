@@ -26,6 +26,7 @@ WHOLE = {
     },
     "batching/one_stage.py": {"batch.advance(request, request.pending_tokens)"},
     "batching/plan.py": {"_blocks_needed(segment, known[segment.request_id], limits)"},
+    "batching/vllm_v1.py": {"-(-each.num_tokens // limits.block_size_tokens) - each.held_blocks"},
     "chapters/chunked/experiment.py": {"start", "size * start + size * (size + 1) // 2"},
     "chapters/compression/claims.py": {"getattr(held, f'{side}_bytes')"},
     "chapters/compression/experiment.py": {"mark.right", "mark[name].right"},

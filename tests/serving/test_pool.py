@@ -65,6 +65,11 @@ def settle(live):
     raise AssertionError("the caches do not come to rest")
 
 
+def knows(runtime, worker, blocks):
+    """Wait until the cluster knows that a worker holds so many blocks: it is told after the prompt was answered."""
+    return until(lambda: len(runtime.coordinator.workers.cached(worker)) == blocks)
+
+
 def moved(log, source, destination):
     """The bytes that moved between two places."""
     return sum(r.bytes for r in log if isinstance(r, Moved) and (r.source, r.destination) == (source, destination))
@@ -210,6 +215,7 @@ def test_a_prompt_that_is_cancelled_during_its_fetch_holds_nobody(open_api, refe
             return tuple(made.choices[0].token_ids)
 
         assert answer(prompts[0]) == expected[0]
+        assert knows(api.runtime, "prefill-0", 70 // BLOCK)
         holder = api.runtime.supervisor.links["prefill-0"].ready.pid
         os.kill(holder, signal.SIGSTOP)
         try:
@@ -227,6 +233,7 @@ def test_a_holder_that_stalls_holds_nobody(open_cluster, expected):
     """The holder of a prefix is stopped: the prompt is computed after the deadline, before that is noticed."""
     with open_cluster(prefill_nodes=2, placement=ByParity(), fetch_timeout_s=0.3, peer_timeout_s=600.0) as live:
         live.run([turn(0, conversation=1)])
+        assert knows(live._runtime, "prefill-0", 70 // BLOCK)
         pid = live.pids()["prefill-0"]
         os.kill(pid, signal.SIGSTOP)
         live.on_record = lambda record: os.kill(pid, signal.SIGCONT) if isinstance(record, Finished) else None

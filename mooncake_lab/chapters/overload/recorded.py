@@ -1,6 +1,7 @@
 """What the recorded replays of whole traces say: counts, ratios with intervals, and the map."""
 
 from collections.abc import Iterator
+from statistics import fmean
 from typing import Any, Final, cast
 
 import numpy as np
@@ -75,7 +76,7 @@ def ratios(
                 "point": name,
                 "policy": policy,
                 "twins": len(own),
-                "rejected": sum(own.values()) / len(own),
+                "rejected": fmean(own.values()),
                 "ratio": ratio,
                 "low": low,
                 "high": high,

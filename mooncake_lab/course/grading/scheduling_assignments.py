@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from statistics import mean
+from statistics import fmean
 from types import MappingProxyType
 from typing import Final
 
@@ -350,7 +350,7 @@ _CROWDS: Final = 4
 def hidden_goodput(policy: AdmissionPolicy, seed: str) -> float:
     """The mean goodput of a policy on the hidden crowds of a seed."""
     draws = (HiddenDraw(f"{seed}/{number}") for number in range(_CROWDS))
-    return mean(goodput(policy, paper_node_latency(), seed=draw) for draw in draws)
+    return fmean(goodput(policy, paper_node_latency(), seed=draw) for draw in draws)
 
 
 @cache
