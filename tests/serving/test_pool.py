@@ -66,7 +66,7 @@ def settle(live):
 
 
 def knows(runtime, worker, blocks):
-    """Wait until the cluster knows that a worker holds so many blocks: it is told after the prompt was answered."""
+    """Wait until the cluster knows how many blocks a worker holds: it is told after the prompt was answered."""
     return until(lambda: len(runtime.coordinator.workers.cached(worker)) == blocks)
 
 

@@ -19,8 +19,10 @@ from tqdm import tqdm
 
 from mooncake_lab.bench.machine import commit
 from mooncake_lab.chapters.overload.experiment import Overload
+from mooncake_lab.chapters.overload.recorded import HELD_BACK_TWINS, JUDGED_TWINS
 from mooncake_lab.chapters.overload.replays import (
     DECODE_FACTORS,
+    JUDGED_THRESHOLD,
     POINT_A,
     POINT_B,
     POLICIES,
@@ -35,10 +37,6 @@ from mooncake_lab.chapters.overload.replays import (
 from mooncake_lab.core import carried_folder, rare_collections
 from mooncake_lab.experiments import vary
 
-TWINS: Final = tuple(range(7))
-"""The twins of the record."""
-HELD_BACK: Final = tuple(range(7, 14))
-"""Other twins, on which the record is checked; the map on the first of them."""
 _SETTING: Final = (
     "workload",
     "twin",
@@ -69,17 +67,15 @@ _MEASURED: Final = (
 COLUMNS: Final = (*_SETTING, *_COUNTED, *_MEASURED, "origin", "commit", "date")
 
 
-JUDGED: Final = 0.98
-"""The arrival threshold at which the order is judged."""
-
-
-def _on(twins: Sequence[int], points: Iterable[Overload], threshold: float = JUDGED) -> Iterator[Overload]:
+def _on(
+    twins: Sequence[int], points: Iterable[Overload], threshold: float = JUDGED_THRESHOLD
+) -> Iterator[Overload]:
     for point in points:
         for each in vary(point, twin=tuple(twins)):
             yield from with_policies(each, POLICIES, (threshold,))
 
 
-def _map(twin: int, threshold: float = JUDGED) -> Iterator[Overload]:
+def _map(twin: int, threshold: float = JUDGED_THRESHOLD) -> Iterator[Overload]:
     """Every second cell first, as on a chess board: half of the map shows its shape."""
     cells = list(product(enumerate(PREFILL_FACTORS), enumerate(DECODE_FACTORS)))
     cells.sort(key=lambda cell: (cell[0][0] + cell[1][0]) % 2)
@@ -90,16 +86,16 @@ def _map(twin: int, threshold: float = JUDGED) -> Iterator[Overload]:
 
 
 PARTS: Final[Mapping[str, Callable[[], Iterable[Overload]]]] = {
-    "A": lambda: _on(TWINS, [POINT_A]),
-    "B": lambda: _on(TWINS, [POINT_B]),
-    "fitted": lambda: _on(TWINS, fitted_points()),
-    "map": lambda: _map(TWINS[0]),
-    "only_decode": lambda: only_decode_scarce(TWINS),
-    "held_back": lambda: _on(HELD_BACK, [*fitted_points(), POINT_A, POINT_B]),
-    "held_back_map": lambda: _map(HELD_BACK[0]),
-    "threshold_1": lambda: _on(TWINS, [*fitted_points(), POINT_A, POINT_B], 1.0),
-    "map_1": lambda: _map(TWINS[0], 1.0),
-    "map_0.95": lambda: _map(TWINS[0], 0.95),
+    "A": lambda: _on(JUDGED_TWINS, [POINT_A]),
+    "B": lambda: _on(JUDGED_TWINS, [POINT_B]),
+    "fitted": lambda: _on(JUDGED_TWINS, fitted_points()),
+    "map": lambda: _map(JUDGED_TWINS[0]),
+    "only_decode": lambda: only_decode_scarce(JUDGED_TWINS),
+    "held_back": lambda: _on(HELD_BACK_TWINS, [*fitted_points(), POINT_A, POINT_B]),
+    "held_back_map": lambda: _map(HELD_BACK_TWINS[0]),
+    "threshold_1": lambda: _on(JUDGED_TWINS, [*fitted_points(), POINT_A, POINT_B], 1.0),
+    "map_1": lambda: _map(JUDGED_TWINS[0], 1.0),
+    "map_0.95": lambda: _map(JUDGED_TWINS[0], 0.95),
 }
 """What is replayed, by the name of the part, in order."""
 

@@ -1,6 +1,7 @@
 """What the recorded replays of whole traces say: counts, ratios with intervals, and the map."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import fmean
 from typing import Any, Final, cast
 
@@ -10,7 +11,9 @@ import pandas as pd
 from mooncake_lab.chapters.overload.claims import ratio_with_interval
 from mooncake_lab.chapters.overload.experiment import Overload
 from mooncake_lab.chapters.overload.replays import (
+    ARRIVAL_THRESHOLDS,
     JUDGED_THRESHOLD,
+    ONLY_DECODE_SCARCE,
     POINT_A,
     POINT_B,
     POLICIES,
@@ -24,6 +27,9 @@ from mooncake_lab.experiments import records, tabulated, value, where
 from mooncake_lab.testbeds.arxiv import Slower, arxiv_fit
 
 JUDGED_TWINS: Final = tuple(range(7))
+"""The twins of the record."""
+HELD_BACK_TWINS: Final = tuple(range(7, 14))
+"""Other twins, on which the record is checked; the map on the first of them."""
 PLACE: Final = ("prefill_factor", "decode_factor", "decode_constant_s", "ttft_limit_s")
 """What tells one point from another."""
 ORDER: Final = "baseline > early > prediction"
@@ -108,6 +114,51 @@ def cells(table: pd.DataFrame, threshold: float = JUDGED_THRESHOLD, twin: int = 
             "predictive": predictive / baseline,
             "kind": kind_of(baseline, early, predictive),
         }
+
+
+@tabulated
+def shares(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """By arrival threshold, twin and limit on TTFT: the share of the map's cells that show each order."""
+    maps = [(threshold, JUDGED_TWINS[0]) for threshold in ARRIVAL_THRESHOLDS]
+    for threshold, twin in (*maps, (JUDGED_THRESHOLD, HELD_BACK_TWINS[0])):
+        found = cells(table, threshold, twin)
+        for limit_s in TTFT_LIMITS_S:
+            kinds = where(found, ttft_limit_s=limit_s)["kind"].tolist()
+            yield {
+                "threshold": threshold,
+                "twin": twin,
+                "ttft_limit_s": limit_s,
+                "cells": len(kinds),
+                **{kind: kinds.count(kind) / len(kinds) for kind in KINDS},
+            }
+
+
+def held_back(table: pd.DataFrame) -> pd.DataFrame:
+    """The ratios of `ratios` on the twins of the record and on seven others, and how far these are apart."""
+    both = [ratios(table, held_back=apart).set_index(["point", "policy"]) for apart in (False, True)]
+    joined = both[0][["twins", "ratio"]].join(both[1][["twins", "ratio"]], rsuffix="_held_back")
+    return joined.assign(apart=(joined["ratio_held_back"] - joined["ratio"]).abs()).reset_index()
+
+
+@tabulated
+def only_decode(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """By trace and policy where decode alone is scarce: mean rejections, waste, goodput, ratio to the baseline."""
+    for name in ("toolagent", "conversation"):
+        point = replace(ONLY_DECODE_SCARCE, workload=name)
+        rows = at_point(table, point)
+        baseline = _by_twin(rows, "after_prefill")
+        for policy in POLICIES:
+            own, replays = _by_twin(rows, policy), where(rows, policy=policy)
+            yield {
+                "trace": name,
+                "policy": policy,
+                "replays": len(own),
+                "rejected": fmean(own.values()),
+                "ratio": fmean(own.values()) / fmean(baseline.values()),
+                "lower_in": sum(own[twin] < baseline[twin] for twin in own),
+                "wasted_prefill_s": fmean(replays["wasted_prefill_s"]),
+                "goodput": fmean(replays["goodput"]),
+            }
 
 
 def at_map(table: pd.DataFrame, threshold: float, twin: int) -> pd.DataFrame:

@@ -27,6 +27,9 @@ POINT_A: Final = replace(REPLAY, decode_factor=6.5, ttft_limit_s=15.0)
 POINT_B: Final = replace(REPLAY, decode_factor=7.5, ttft_limit_s=30.0)
 """A point that meets the ratios of Table 3, found likewise."""
 
+ONLY_DECODE_SCARCE: Final = Overload(workload="toolagent", first=23_000, decode_nodes=3, tbt_limit_s=0.04)
+"""FAST'25's node with three decode nodes and a short TBT limit, where prefill is not scarce."""
+
 
 def with_policies(
     point: Overload, policies: Sequence[PolicyName], thresholds: Sequence[float]
@@ -53,8 +56,7 @@ def fitted_points() -> list[Overload]:
 
 def only_decode_scarce(twins: Sequence[int]) -> list[Overload]:
     """FAST'25's node with three decode nodes and a TBT limit of 0.04 s, where prefill is not scarce."""
-    point = Overload(workload="toolagent", first=23_000, decode_nodes=3, tbt_limit_s=0.04)
-    points = [*vary(point, twin=tuple(twins)), replace(point, workload="conversation")]
+    points = [*vary(ONLY_DECODE_SCARCE, twin=tuple(twins)), replace(ONLY_DECODE_SCARCE, workload="conversation")]
     return [each for point in points for each in with_policies(point, POLICIES, (JUDGED_THRESHOLD,))]
 
 
