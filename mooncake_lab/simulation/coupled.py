@@ -113,11 +113,11 @@ class CachedBlocks:
 
     def found_tokens(self, request: Progress) -> int:
         """Tokens of the trace blocks that a waiting request would find now."""
-        return self._with_prefix(request).cached_tokens
+        return self._found_now(request).cached_tokens
 
     def fits(self, request: Progress, kept_free_blocks: int = 0) -> bool:
         """Whether the free blocks hold the known tokens of a waiting request, beside those that others use."""
-        used = self._with_prefix(request).held_blocks
+        used = self._found_now(request).held_blocks
         return -(-request.num_tokens // self._block) - used + kept_free_blocks <= self.free_blocks
 
     def allocate(self, request: Progress, tokens: int) -> bool:
@@ -125,7 +125,7 @@ class CachedBlocks:
         request_id, blocks = request.request_id, -(-tokens // self._block)
         held = self._held.get(request_id)
         if held is None:
-            held = self._with_prefix(request).held_blocks
+            held = self._found_now(request).held_blocks
         if blocks - held > self.free_blocks:
             return False
         self.acquire([replace(request, held_blocks=max(blocks, held))])
@@ -174,6 +174,11 @@ class CachedBlocks:
             return progress
         self._found[progress.request_id] = found
         return replace(progress, cached_tokens=tokens, held_blocks=self._in_use(keys[:found], 1))
+
+    def _found_now(self, shown: Progress) -> Progress:
+        """A waiting request with the prefix that is left of the one with which it was shown."""
+        self._found.pop(shown.request_id, None)
+        return self._with_prefix(replace(shown, cached_tokens=0, held_blocks=0))
 
     def _with_shared(self, progress: Progress) -> Progress:
         keys = self._shared.get(progress.request_id)

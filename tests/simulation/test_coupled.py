@@ -275,6 +275,32 @@ def test_a_policy_that_plans_nothing_for_running_requests_is_an_error():
         Cluster(spec(Stops(), 4096), MODEL).run(requests([(0.0, 96, 50)]))
 
 
+def test_a_prefix_that_leaves_during_a_plan_is_found_no_more():
+    """A waiting request was shown with a prefix that a running one evicts: then it finds nothing."""
+    lengths = {0: (0, 65), 1: (1, 160), 2: (0, 65)}  # family and tokens
+    known = {
+        i: Request(
+            id=i, arrival_s=0.0, input_tokens=tokens, block_size_tokens=32,
+            block_keys=tuple(100 * family + k for k in range(blocks_for(tokens, 32))),
+        )
+        for i, (family, tokens) in lengths.items()
+    }  # fmt: skip
+    first, runs, waits = (Progress(request_id=i, arrival=i, prompt_tokens=lengths[i][1]) for i in range(3))
+    blocks = CachedBlocks(CoupledPool(device_tokens=160, prefix_caching=True), 32, known.__getitem__)
+    assert blocks.allocate(first, 65)
+    blocks.free(first)
+    assert blocks.allocate(runs, 64)
+    (shown,), _ = blocks.match([waits], [msgspec.structs.replace(runs, cached_tokens=64, held_blocks=4)])
+    assert shown.cached_tokens == blocks.found_tokens(shown) == 64
+    assert blocks.allocate(runs, 160)
+    assert blocks.found_tokens(shown) == 0
+    assert not blocks.fits(shown)
+    blocks.free(runs)
+    assert blocks.fits(shown)
+    assert blocks.allocate(msgspec.structs.replace(shown, cached_tokens=0), 65)
+    blocks.check([msgspec.structs.replace(shown, cached_tokens=65, held_blocks=5)])
+
+
 class Shared:
     """A cache in GPU memory, driven as an `Instance` drives it, beside a recount of what is kept and used."""
 
