@@ -239,6 +239,18 @@ def test_an_engine_of_a_submission_ends():
         assert policy.plans == MOST_PLANS + 1
 
 
+def test_the_engine_that_grades_loads_no_compiler():
+    """Tokens to compare with are computed without numba, which takes a third of what a grader may hold."""
+    code = (
+        "import sys\n"
+        "from mooncake_lab.course.grading.scheduling_assignments import _reference\n"
+        "prompts, tokens = _reference('seed')\n"
+        "print(len(prompts), len(tokens), 'torch' in sys.modules, 'numba' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout.split() == ["6", "6", "True", "False"]
+
+
 @pytest.mark.parametrize(
     ("plan", "said"),
     [

@@ -61,6 +61,18 @@ def test_an_idle_worker_may_end(tmp_path):
     assert tries(tmp_path) == {"a": 1, "b": 1}
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says what a process holds")
+def test_a_worker_that_has_grown_gets_no_more_work():
+    """Work begins only in processes that hold little; those that hold little are kept."""
+    most_mib = workers._MOST_KEPT_BYTES // 2**20
+    sizes = [1, 2, most_mib, 3, 4, most_mib, 5]
+    found = [result for _, result in work_through(sizes, fragile.keep, 1)]
+    assert [before for _, before in found] == [0, 1, 3, 0, 3, 7, 0]
+    processes = [pid for pid, _ in found]
+    assert processes[0] == processes[1] == processes[2] != processes[3]
+    assert processes[3] == processes[4] == processes[5] != processes[6]
+
+
 def children(pid):
     """The grading processes below one, without multiprocessing's own tracker."""
     found = []

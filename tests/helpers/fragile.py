@@ -18,6 +18,17 @@ def work(item: tuple[str, Path]) -> str:
     return name.upper()
 
 
+KEPT: list[bytearray] = []
+"""What `keep` has not given back."""
+
+
+def keep(mib: int) -> tuple[int, int]:
+    """Hold so much memory for as long as this process lives; its id, and what it held before, in MiB."""
+    before = sum(map(len, KEPT)) // 2**20
+    KEPT.append(bytearray(b"x" * (mib * 2**20)))
+    return os.getpid(), before
+
+
 def end_at_start(_parent: int) -> None:
     """Instead of what a worker does first."""
     os.kill(os.getpid(), signal.SIGKILL)

@@ -2,6 +2,9 @@
 
 The kernel ends a process that uses too much memory, and a person may. Each worker is a pool of one process, so
 that it is known what it worked at. What lost its worker is tried again when all others are done, by itself.
+
+A worker that has grown is replaced before its next piece of work. An engine and a simulation leave libraries and
+memory in fragments behind, which no later work needs: kept, they would add up over a class.
 """
 
 import contextlib
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from mooncake_lab.core import KIB, MIB
 from mooncake_lab.core.process import end_with_parent
 
 Item = TypeVar("Item")
@@ -22,6 +26,8 @@ Result = TypeVar("Result")
 
 _MOST_STARTS: Final = 5
 """Workers in a row that may end before they work."""
+_MOST_KEPT_BYTES: Final = 320 * MIB
+"""A worker that holds more after a piece of work gets no other; one that has loaded the engine holds 300 MiB."""
 _BADNESS: Final = "500"
 """Of 1,000: where memory is short, the kernel ends a worker or its submission, and not who waits for it."""
 
@@ -35,6 +41,11 @@ class _Worker:
     def has_come_up(self) -> bool:
         """Whether its process has answered before."""
         return self.started.done() and self.started.exception() is None
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether its process may get more work: it has not grown too large."""
+        return _resident_bytes(self.started.result()) <= _MOST_KEPT_BYTES
 
 
 def work_through(
@@ -80,7 +91,10 @@ def _once(
             for future in wait(busy, return_when=FIRST_COMPLETED).done:
                 item, worker = busy.pop(future)
                 if not isinstance(future.exception(), BrokenProcessPool):
-                    idle.append(worker)
+                    if worker.is_fit:
+                        idle.append(worker)
+                    else:
+                        worker.pool.shutdown()
                     vain_starts = 0
                     yield item, future.result()
                     continue
@@ -106,6 +120,15 @@ def new_pool() -> Executor:
     """A process that ends with this one."""
     spawn = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(1, mp_context=spawn, initializer=_begin, initargs=(os.getpid(),))
+
+
+def _resident_bytes(pid: int) -> int:
+    """Memory that a process holds; 0 where it has ended, or the system does not say."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return 0
+    return next((KIB * int(line.split()[1]) for line in lines if line.startswith("VmRSS:")), 0)
 
 
 def _begin(parent: int) -> None:
