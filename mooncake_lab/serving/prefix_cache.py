@@ -143,8 +143,8 @@ class PrefixCache:
         """Blocks that the cluster counts as in the pool, as far as this worker knows."""
         self._asked = set[bytes]()
         """Those that the pool was asked for since the cluster was last told."""
-        self._moves = 0
-        """How often a block had left a tier, or come back to DRAM, when the cluster was last told."""
+        self._is_other_store = False
+        """Whether the store was opened anew since then, so that any block may have come or gone."""
         self._damaged = 0
         """Blocks that had been found damaged by then."""
 
@@ -262,12 +262,9 @@ class PrefixCache:
             return self._news(keys)
 
     def _news(self, keys: Iterable[bytes]) -> CacheUpdate | None:
-        tiers, asked = self._store.statistics(), set(keys)
-        moves = sum(
-            t.evicted + t.dropped + t.demoted + t.promoted + t.damaged + t.refused + t.write_errors for t in tiers
-        )
-        damaged = sum(tier.damaged for tier in tiers) - self._damaged
-        if moves != self._moves:
+        damaged = sum(tier.damaged for tier in self._store.statistics()) - self._damaged
+        asked = {*keys, *self._store.moved()}
+        if self._is_other_store:
             asked |= self._announced | self._pooled
         places = {key: self._store.tier_of(key) for key in asked}
         own = {key for key, tier in places.items() if tier in self._own}
@@ -287,7 +284,7 @@ class PrefixCache:
         self._on_ssd = (self._on_ssd - asked) | on_ssd
         self._pooled = (self._pooled | pooled) - gone
         self._asked -= asked
-        self._moves, self._damaged = moves, self._damaged + damaged
+        self._is_other_store, self._damaged = False, self._damaged + damaged
         return None if update == CacheUpdate() else update
 
     def found_at_start(self) -> CacheUpdate | None:
@@ -312,7 +309,7 @@ class PrefixCache:
                 self._store = self._open_store()
         update = CacheUpdate(removed=tuple(self._announced), unpooled=tuple(self._pooled))
         self._announced, self._on_ssd, self._pooled = set[bytes](), set[bytes](), set[bytes]()
-        self._moves, self._damaged = 0, 0
+        self._is_other_store, self._damaged = False, 0
         return update
 
     def use_pool(self, pool: StorageBackend | None) -> list[bytes]:
@@ -326,7 +323,7 @@ class PrefixCache:
         """
         with self._hanging_up(), self._alone():
             self._store.close()
-            self._pool, self._moves, self._damaged = pool, -1, 0
+            self._pool, self._is_other_store, self._damaged = pool, True, 0
             try:
                 self._store = self._open_store()
                 return [] if pool is None else [block.key for block in pool.blocks()]
@@ -416,7 +413,8 @@ class PrefixCache:
                     queue_bytes=0 if medium is media[-1] else medium.capacity_bytes // _QUEUED_SHARE,
                 )
                 for medium in media
-            ]
+            ],
+            notes_moves=True,
         )
 
 

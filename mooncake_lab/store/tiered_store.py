@@ -53,14 +53,17 @@ class TieredStore:
 
     Args:
         tiers: the fastest first; blocks that durable backends hold already are recovered.
+        notes_moves: whether `moved` is asked now and then; until it is, the keys that moved are kept.
 
     Raises:
         ValueError: when there are no tiers, or a queue would take all of its backend.
         OSError: when a backend cannot list its blocks.
     """
 
-    def __init__(self, tiers: Sequence[TierSettings]) -> None:
+    def __init__(self, tiers: Sequence[TierSettings], *, notes_moves: bool = False) -> None:
         self._stack = TierStack[Reservation]([settings.spec for settings in tiers])
+        for tier in self._stack.tiers if notes_moves else ():
+            tier.moved = set()
         self._lock = threading.RLock()  # a `with` of a plain lock cannot be interrupted between block and release
         self._changed = threading.Condition(self._lock)
         self._tiers = [
@@ -103,6 +106,16 @@ class TieredStore:
         with self._lock:
             tier = self._stack.tier_of(key)
         return None if tier is None else tier.spec.name
+
+    def moved(self) -> set[bytes]:
+        """Keys of blocks that came to a tier or left one since the last call, in a store that notes them."""
+        found = set[bytes]()
+        with self._lock:
+            for tier in self._stack.tiers:
+                if tier.moved is not None:
+                    found |= {key for key in tier.moved if isinstance(key, bytes)}
+                    tier.moved.clear()
+        return found
 
     def put(self, key: bytes, layers: Sequence[Buffer], *, position: int = 0) -> bool:
         """Hold a block in the first tier that takes it; whether it can be read now. A held block is only touched.

@@ -105,6 +105,8 @@ class Tier(Generic[Handle]):
         self.pending_bytes = 0
         self.freeing: dict[Handle, bool] = {}
         """Handles that are to be freed; true where that failed and is to be tried again."""
+        self.moved: set[BlockKey] | None = None
+        """Keys that came or left since this set was emptied, and some others; None where nobody asks for them."""
         self.counters = Counters()
         self.reads = CircuitBreaker(f"reading from {spec.name}", patience=3)
         self.writes = CircuitBreaker(f"writing to {spec.name}", patience=1)
@@ -163,7 +165,7 @@ class Tier(Generic[Handle]):
         is_stale = self.is_replaceable(key)
         if (key in self.blocks and not is_stale) or key in self.pending or not self.writes.allows():
             return WriteOutcome(None, [])
-        unused = self._free(self.blocks.remove(key).payload.handle) if is_stale else []
+        unused = self._remove(key) if is_stale else []
         outcome = self.blocks.put(key, entry, size_bytes=size_bytes, position=position)
         if isinstance(outcome, Refused):
             self.counters.refused += 1
@@ -176,11 +178,12 @@ class Tier(Generic[Handle]):
         if block is not None:
             block.payload.is_ready = True
         self.blocks.unpin(key)
+        self._note(key)
 
     def abort_write(self, key: BlockKey) -> list[Handle]:
         """The bytes of a block will not come; what to free."""
         self.blocks.unpin(key)
-        return self._free(self.blocks.remove(key).payload.handle)
+        return self._remove(key)
 
     def begin_read(self, key: BlockKey) -> Handle | None:
         """Where to read the block, which stays until `end_read`; `None` is a miss. Counts as a use."""
@@ -204,6 +207,7 @@ class Tier(Generic[Handle]):
         block = self.blocks.peek(key)
         if block is not None and is_damaged:
             block.payload.is_ready, block.payload.has_failed = False, True
+            self._note(key)
         return self.unpin(key)
 
     def mark_read(self, key: BlockKey, handle: Handle, *, has_failed: bool) -> bool:
@@ -220,7 +224,7 @@ class Tier(Generic[Handle]):
         block = self.blocks.peek(key)
         if block is None or block.payload.is_ready or key in self.blocks.pins:
             return []
-        return self._free(self.blocks.remove(key).payload.handle)
+        return self._remove(key)
 
     def evict_one(self) -> list[Handle] | None:
         """Evict one block for space in one piece; `None` when all are pinned, or the device evicts by itself."""
@@ -244,6 +248,7 @@ class Tier(Generic[Handle]):
         """Hold a block that was found on the device; those that are not held because of it."""
         entry = Entry(handle, is_ready=True)
         outcome = self.blocks.put(key, entry, size_bytes=size_bytes, position=position)
+        self._note(key)
         if isinstance(outcome, Refused):
             return [handle]
         return [old.payload.handle for _, old in outcome.evicted if old.payload.handle is not None]
@@ -256,6 +261,7 @@ class Tier(Generic[Handle]):
             found: handle, bytes and position of those that it has.
         """
         for key in asked:
+            self._note(key)
             block, there = self.blocks.peek(key), found.get(key)
             is_other = there is None or (block is not None and block.payload.handle != there[0])
             if block is not None and block.payload.is_ready and is_other:
@@ -296,9 +302,12 @@ class Tier(Generic[Handle]):
     def _depart(self, evicted: Iterable[tuple[BlockKey, Block[Entry[Handle]]]]) -> list[Handle]:
         """Queue what the tier below lacks or could not read; what of the rest is to be freed."""
         if self.spec.is_shared:
+            for key, _ in evicted:
+                self._note(key)
             return []  # only forgotten: its device chooses what leaves
         below, unused = self._below, list[Handle]()
         for key, block in evicted:
+            self._note(key)
             handle, size = block.payload.handle, block.size_bytes
             if handle is None:
                 continue  # not reachable: an entry without bytes is pinned
@@ -322,8 +331,18 @@ class Tier(Generic[Handle]):
         if pending.users:
             return []
         del self.pending[key]
+        self._note(key)
         self.pending_bytes -= pending.size_bytes
         return self._free(pending.handle)
+
+    def _remove(self, key: BlockKey) -> list[Handle]:
+        """Hold a block no longer; what to free."""
+        self._note(key)
+        return self._free(self.blocks.remove(key).payload.handle)
+
+    def _note(self, key: BlockKey) -> None:
+        if self.moved is not None:
+            self.moved.add(key)
 
     def _free(self, handle: Handle | None) -> list[Handle]:
         """A handle that is to be freed, and counts as open until `freed`."""

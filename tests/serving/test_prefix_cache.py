@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import random
 import threading
 
 import flat
@@ -23,6 +24,7 @@ from mooncake_lab.store.backends import (
 )
 from mooncake_lab.store.backends.remote_server import BlockServer
 from mooncake_lab.store.backends.ssd_slab import header_bytes
+from mooncake_lab.store.tiered_store import TieredStore
 
 SIZE = 16
 LAYOUT = KVLayout(
@@ -92,6 +94,37 @@ def test_blocks_that_could_not_sink_are_retracted(tmp_path, monkeypatch):
     held -= set(news.removed) if news else set()
     assert held == {key for turn in range(4) for key in keys_of(5, first=10 * turn) if key in cache._store}
     assert len(held) < 20
+    cache.close()
+
+
+def test_news_are_of_what_moved(tmp_path, monkeypatch):
+    """After each prompt the cluster knows every block and its tier, and few blocks were looked for."""
+    cache, draw = PrefixCache(spec_of(tmp_path), LAYOUT), random.Random(5)
+    tier_of, looked = TieredStore.tier_of, []
+
+    def counted(store, key):
+        looked.append(key)
+        return tier_of(store, key)
+
+    monkeypatch.setattr(TieredStore, "tier_of", counted)
+    every, held, on_ssd, most = keys_of(160), set(), set(), 0
+    for turn in range(60):
+        first = draw.randrange(len(every) - 3) if turn % 3 == 0 else 4 * turn % 156
+        keys = every[first : first + 4]
+        cache.keep(keys, span_of(4, seed=first))
+        if turn % 4 == 0:
+            cache.promote(draw.sample(every, 2))
+        cache._store.flush()
+        looked.clear()
+        if news := cache.news(keys):
+            held = (held | set(news.added)) - set(news.removed)
+            on_ssd = (on_ssd | set(news.demoted)) - set(news.promoted) - set(news.removed)
+        most = max(most, len(looked))
+        places = {key: tier_of(cache._store, key) for key in every}
+        assert held == {key for key, tier in places.items() if tier}
+        assert on_ssd == {key for key, tier in places.items() if tier == "ssd"}
+    assert len(held) > 80
+    assert most <= 20, "more were looked for than a prompt of four blocks and two that rose can move"
     cache.close()
 
 
