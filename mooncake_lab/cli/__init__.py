@@ -26,6 +26,10 @@ COMMANDS: Final = {
         "live:serve",
         "Serve a model behind OpenAI's completions and chat API; each prefill or decode worker is a process.",
     ),
+    "calibrate": (
+        "calibrate:calibrate",
+        "Fit the simulator to an OpenAI-compatible server, predict held-out runs, and print the errors.",
+    ),
     "replay": (
         "live:replay",
         "Replay the beginning of a trace on a live cluster in real time, and print a summary.",

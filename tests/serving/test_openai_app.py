@@ -12,6 +12,7 @@ import openai
 import pytest
 
 import mooncake_lab.serving.openai_api.app
+from mooncake_lab.calibrate.settings import learn_settings, read_metrics
 from mooncake_lab.conductor import AdmitAll, Rejection, WithinSLO
 from mooncake_lab.core import SLO
 from mooncake_lab.perf import DecodeLatency
@@ -314,3 +315,33 @@ def test_writer_never_shows_part_of_a_stop():
         shown += writer.finish()
         ends = [at for stop in stops if (at := text.find(stop)) >= 0]
         assert shown == text[: min(ends, default=len(text))]
+
+
+def test_the_server_says_what_a_simulator_has_to_know(api):
+    """/v1/models has the longest request by vLLM's name, and /metrics the settings of the workers."""
+    headers = {"Authorization": f"Bearer {api.token}"}
+    described = httpx.get(f"{api.url}/v1/models", headers=headers).json()["data"][0]
+    assert described["max_model_len"] == api.runtime.max_model_len()
+    settings, read = learn_settings(
+        {}, read_metrics(httpx.get(f"{api.url}/metrics", headers=headers).text), described
+    )
+    assert settings.scheduler == "disaggregated"
+    assert settings.kv_tokens == api.runtime.spec.pools[1].device_tokens
+    assert settings.assumed == ()
+    assert "max_num_seqs" in read
+
+
+def test_a_reset_empties_the_prefix_cache(api):
+    """POST /reset_prefix_cache: a prompt that was found is computed again; without the key it is refused."""
+    headers = {"Authorization": f"Bearer {api.token}"}
+    ask = {"model": MODEL, "prompt": [7] * 64, "max_tokens": 1}
+
+    def cached():
+        usage = httpx.post(f"{api.url}/v1/completions", headers=headers, json=ask).json()["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    cached()
+    assert cached() == 63
+    assert httpx.post(f"{api.url}/reset_prefix_cache").status_code == 401
+    assert httpx.post(f"{api.url}/reset_prefix_cache", headers=headers).status_code == 200
+    assert cached() == 0

@@ -369,3 +369,12 @@ def test_clients_are_told_that_no_worker_came(open_api, monkeypatch, stream):
         assert told.value.status_code == 503
         assert int(told.value.response.headers["retry-after"]) >= 1
         monkeypatch.undo()
+
+
+def test_connections_send_each_part_of_an_answer_at_once():
+    """What the server accepts does not wait for acknowledgements (Nagle): asyncio alone would leave that on."""
+    listener, _ = listen("127.0.0.1", 0)
+    with listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

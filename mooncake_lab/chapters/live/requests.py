@@ -1,6 +1,6 @@
 """Two logs of the same requests side by side: what differs, by how much, how surely, and in which stage."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -10,15 +10,10 @@ import pandas as pd
 from mooncake_lab.core import Arrived, FirstToken, Prefilled, Record
 from mooncake_lab.experiments import tabulated, where
 from mooncake_lab.metrics import check_log, request_table
+from mooncake_lab.metrics.prediction import STATISTICS, prediction_errors
 from mooncake_lab.perf import HybridLatency, LatencyModel
 from mooncake_lab.perf.calibration import times_as_long
 
-STATISTICS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "mean": lambda values: np.mean(values, axis=-2),
-    "median": lambda values: np.median(values, axis=-2),
-    "P90": lambda values: np.percentile(values, 90, axis=-2),
-}
-"""What is compared of a distribution: of columns, over the axis before the last."""
 QUANTITIES: Final = {"ttft_s": "TTFT", "tbt_s": "TBT"}
 """Columns by what they are called; TBT of a request is the mean gap between its tokens."""
 REPETITION: Final = "by a repetition"
@@ -27,7 +22,6 @@ TARGET: Final = 0.1
 """The error that a prediction should not exceed."""
 STAGES: Final = ("wait_s", "prefill_s", "handover_s")
 """The parts of TTFT: until prefill starts, until it ends, until the first token is shown."""
-_RESAMPLES: Final = 500
 
 
 def side_by_side(real: Sequence[Record], simulated: Sequence[Record]) -> pd.DataFrame:
@@ -73,15 +67,11 @@ def errors(requests: pd.DataFrame, *, seed: int = 0) -> Iterator[dict[str, Any]]
             pair = table[[f"real_{quantity}", f"simulated_{quantity}"]].dropna().to_numpy(dtype=np.float64)
             if not len(pair):
                 continue
-            draws = np.random.default_rng(seed).integers(0, len(pair), (_RESAMPLES, len(pair)))
-            for statistic, of in STATISTICS.items():
-                real_s, simulated_s = of(pair).tolist()
-                resampled = of(pair[draws])  # (resamples, 2)
-                low, high = np.percentile(resampled[:, 1] / resampled[:, 0] - 1, [2.5, 97.5])
+            for found in prediction_errors(pair[:, None, :], seed=seed):
                 yield (
-                    {"run": run, "quantity": name, "statistic": statistic, "real_s": real_s}
-                    | {"simulated_s": simulated_s, "error": simulated_s / real_s - 1}
-                    | {"low": float(low), "high": float(high), "requests": len(pair)}
+                    {"run": run, "quantity": name, "statistic": found.statistic, "real_s": found.real}
+                    | {"simulated_s": found.simulated, "error": found.error}
+                    | {"low": found.low, "high": found.high, "requests": len(pair)}
                 )
 
 

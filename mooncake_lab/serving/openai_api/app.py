@@ -68,6 +68,7 @@ class OpenAIApp:
         self.runtime = runtime
         self._tokenizer = tokenizer
         self._telemetry = telemetry
+        telemetry.describe(runtime.spec)
         self._token = token
         self._model = runtime.options.model if model is None else model
         self._host = host.strip("[]").lower()
@@ -90,6 +91,7 @@ class OpenAIApp:
             Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
             Route("/v1/models", self._guarded(self._models), methods=["GET"]),
             Route("/v1/models/{name:path}", self._guarded(self._one_model), methods=["GET"]),
+            Route("/reset_prefix_cache", self._guarded(self._reset_prefix_cache), methods=["POST"]),
             Route("/metrics", self._guarded(self._metrics, is_open_here=True), methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
         ]
@@ -168,6 +170,12 @@ class OpenAIApp:
         if name != self._model:
             raise BadRequestError(f"no model {name!r}; there is {self._model!r}", "model", status=404)
         return _json(self._described)
+
+    async def _reset_prefix_cache(self, request: Request) -> Response:
+        """Every cache is empty when this is answered (vLLM's route); requests under way keep what they use."""
+        self._check_kind(request)
+        await self.runtime.reset_prefix_cache()
+        return Response()
 
     async def _health(self, _: Request) -> Response:
         table = self.runtime.coordinator.workers
@@ -262,7 +270,8 @@ class OpenAIApp:
 
     @property
     def _described(self) -> dict[str, Any]:
-        return {"id": self._model, "object": "model", "created": self._opened, "owned_by": "mooncake-lab"}
+        described = {"id": self._model, "object": "model", "created": self._opened, "owned_by": "mooncake-lab"}
+        return described | {"max_model_len": self.runtime.max_model_len()}
 
 
 def _calls(routes: list[Route]) -> list[tuple[Route, str]]:

@@ -117,6 +117,9 @@ def listen(host: str, port: int) -> tuple[socket.socket, str]:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
         )[0]
         listener = socket.create_server(at, family=family, backlog=1024)
+        # its connections inherit it; asyncio sets it only on sockets that say they are TCP, and without it the
+        # second part of an answer may wait 40 ms for the acknowledgement of the first
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except (OSError, UnicodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise OSError(f"cannot listen at {host!r}, port {port}: {reason}") from error

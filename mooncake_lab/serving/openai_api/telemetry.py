@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Final, final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
-from mooncake_lab.cluster import WorkerState
+from mooncake_lab.cluster import COUPLED_SYSTEMS, ClusterSpec, WorkerState
 from mooncake_lab.core import (
     Arrived,
     CacheChanged,
@@ -51,6 +51,8 @@ class Telemetry:
         self._context = gauge("context_tokens", "KVCache tokens decoding there.", ["worker"])
         says = "KVCache blocks that were damaged when they were read, and not used."
         self._damaged = counter("damaged_blocks", says, ["worker"])
+        says = "How workers plan and what they hold, for who wants to simulate them."
+        self._config = Info("config", says, namespace="mooncake", registry=self._registry)
         self._arrivals_s: dict[int, float] = {}
         self._told_damaged: dict[str, int] = {}
 
@@ -81,6 +83,10 @@ class Telemetry:
             case CacheChanged() | RunEnded():
                 pass  # records of simulated runs
 
+    def describe(self, spec: ClusterSpec) -> None:
+        """Show the settings of a cluster that decide when its requests run."""
+        self._config.info({name: str(value) for name, value in config_of(spec).items()})
+
     def first_token(self, seconds: float) -> None:
         """An HTTP request has its first token, so long after it came."""
         self._ttft.observe(seconds)
@@ -107,3 +113,28 @@ class Telemetry:
             self._damaged.labels(name).inc(blocks - self._told_damaged.get(name, 0))
         self._told_damaged = dict(damaged_blocks)
         return generate_latest(self._registry)
+
+
+def config_of(spec: ClusterSpec) -> dict[str, str | int | bool | None]:
+    """The settings of a cluster's workers by the names of the command line; a policy without a name has none."""
+    match spec.pools:
+        case (prefill, decode):
+            return {
+                "scheduler": "disaggregated",
+                "max_num_seqs": decode.max_requests,
+                "max_num_batched_tokens": prefill.max_batch_tokens,
+                "kv_tokens": decode.device_tokens,
+                "block_size": spec.block_size_tokens,
+                "prefix_caching": prefill.prefix_caching,
+            }
+        case (coupled,):
+            policy = coupled.batching
+            named = (name for name, (known, _) in COUPLED_SYSTEMS.items() if type(known) is type(policy))
+            return {
+                "scheduler": next(named, ""),
+                "max_num_seqs": coupled.max_requests,
+                "max_num_batched_tokens": getattr(policy, "chunk_tokens", None) or coupled.max_batch_tokens,
+                "kv_tokens": coupled.device_tokens,
+                "block_size": coupled.memory_block_tokens,
+                "prefix_caching": coupled.prefix_caching,
+            }
