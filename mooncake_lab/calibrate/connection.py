@@ -150,6 +150,7 @@ class ServerConnection:
     def _exchange(
         self, method: str, path: str, body: bytes | None
     ) -> Generator[tuple[http.client.HTTPResponse, float]]:
+        self._began_s = time.perf_counter()
         watch = threading.Timer(self._most_s, self.break_off)
         watch.daemon = True
         if not self._is_watched:
@@ -157,7 +158,7 @@ class ServerConnection:
         is_done = False
         try:
             there = self._connected()
-            self._began_s = sent_s = time.perf_counter()
+            sent_s = time.perf_counter()
             there.request(method, self._root + path, body, self._headers)
             answer = self._answer = there.getresponse()
             _check_status(answer)

@@ -87,7 +87,7 @@ def test_the_table_has_a_line_for_each_number(trace):
         ({"fault": "500"}, (), "status 500"),
         ({"fault": "500", "faults_from": 12}, (), "refuses one of"),
         ({"fault": "garbage", "faults_from": 30}, (), "cannot be talked to"),
-        ({"fault": "stall", "faults_from": 12}, ("--timeout", 0.3), "sent nothing for 0.3 s"),
+        ({"fault": "stall", "faults_from": 12}, ("--timeout", 1), "sent nothing for 1 s"),
         ({"forms": ("text",), "says_usage": False}, (), "does not say in `usage`"),
         ({"forms": ()}, (), "answers no form of completion"),
         ({"metrics": 'mooncake_workers{role="coupled"} 2.0\n'}, (), "has 2 coupled workers"),
