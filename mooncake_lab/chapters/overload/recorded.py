@@ -134,15 +134,17 @@ def shares(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def held_back(table: pd.DataFrame) -> pd.DataFrame:
-    """The ratios of `ratios` on the twins of the record and on seven others, and how far these are apart."""
-    both = [ratios(table, held_back=apart).set_index(["point", "policy"]) for apart in (False, True)]
-    joined = both[0][["twins", "ratio"]].join(both[1][["twins", "ratio"]], rsuffix="_held_back")
-    return joined.assign(apart=(joined["ratio_held_back"] - joined["ratio"]).abs()).reset_index()
+    """The rows of `ratios` on seven other twins, with those of the record and how far they are apart."""
+    places = ["point", "policy"]
+    record = ratios(table).set_index(places)["ratio"].rename("on_record")
+    others = ratios(table, held_back=True).set_index(places).join(record)
+    return others.assign(apart=(others["ratio"] - others["on_record"]).abs()).reset_index()
 
 
 @tabulated
 def only_decode(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """By trace and policy where decode alone is scarce: mean rejections, waste, goodput, ratio to the baseline."""
+    means = ["wasted_prefill_s", "goodput", "prefill_load", "decode_load", "kept_tokens"]
     for name in ("toolagent", "conversation"):
         point = replace(ONLY_DECODE_SCARCE, workload=name)
         rows = at_point(table, point)
@@ -156,8 +158,8 @@ def only_decode(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
                 "rejected": fmean(own.values()),
                 "ratio": fmean(own.values()) / fmean(baseline.values()),
                 "lower_in": sum(own[twin] < baseline[twin] for twin in own),
-                "wasted_prefill_s": fmean(replays["wasted_prefill_s"]),
-                "goodput": fmean(replays["goodput"]),
+                **{name: fmean(replays[name]) for name in means},
+                "arrival_rejected_tokens": fmean(replays["arrival_rejected_tokens"].fillna(0)),
             }
 
 

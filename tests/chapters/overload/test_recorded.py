@@ -49,6 +49,20 @@ def test_cells_name_the_order_they_show():
     assert kinds == list(recorded.KINDS)
 
 
+def test_other_twins_agree_with_the_record(table):
+    """No ratio at the four points, nor the share of cells with the paper's order, is 0.1 away on other twins."""
+    apart = recorded.held_back(table)
+    assert set(apart["twins"]) == {7}
+    assert apart["apart"].max() < 0.1
+    shares = recorded.shares(table)
+    assert set(shares["cells"]) == {25}
+    order = shares[shares["threshold"] == replays.JUDGED_THRESHOLD].set_index("twin")[recorded.ORDER]
+    record, others = (
+        order.loc[twins[0]].to_numpy() for twins in (recorded.JUDGED_TWINS, recorded.HELD_BACK_TWINS)
+    )
+    assert abs(record - others).max() < 0.1
+
+
 @pytest.mark.slow
 def test_a_recorded_replay_replays(table):
     """The first recorded replay gives the same count again."""
