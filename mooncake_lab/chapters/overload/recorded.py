@@ -136,8 +136,8 @@ def shares(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
 def held_back(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of `ratios` on seven other twins, with those of the record and how far they are apart."""
     places = ["point", "policy"]
-    record = ratios(table).set_index(places)["ratio"].rename("on_record")
-    others = ratios(table, held_back=True).set_index(places).join(record)
+    record = ratios(table).set_index(places)["ratio"]
+    others = ratios(table, held_back=True).set_index(places).assign(on_record=record)
     return others.assign(apart=(others["ratio"] - others["on_record"]).abs()).reset_index()
 
 
