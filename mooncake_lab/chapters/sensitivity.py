@@ -151,16 +151,27 @@ def of_pipeline(change: Change) -> ComparisonTable:
     served = change.run(vary(server, policy=policies, rate=serving.RATES[SCALE]), "S18 S20 S53")
     limits_s = [fact("sarathi_serve_slo", series="Yi-34B", x=limit).value for limit in ("strict", "relaxed")]
     attention = change.parameter("pipeline", "attention_efficiency", "K01-K05", long.EFFICIENCY)
+    lengths, processes = _runahead_settings(change)
     apart = change.run(pipeline_claims.ablation_points(SCALE), "S17 S26 S27 S37 S38")
     searched = change.run(serving.cells(SCALE), "S21-S23 S47-S51")
     return pipeline_claims.beside_papers(
         pipeline.sensitivity(three),
         serving.capacity(served, limits_s),
-        long.runahead_sweep(attention_efficiencies=(attention,)),
+        long.runahead_sweep(lengths, processes, attention_efficiencies=(attention,)),
         pipeline_claims.ablation(apart),
         serving.over_vllm(searched),
         sum_ms=change.parameter("pipeline", "sum_ms", "S24"),
+        decode_rows=change.parameter("pipeline", "decode_rows", "S52 S54 S55", "all"),
     )
+
+
+def _runahead_settings(change: Change) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Lengths of prompts and numbers of GPUs among which KV-Runahead's best gains are looked for."""
+    without_setting = "K01 K04"
+    if change.parameter("pipeline", "printed_setting", without_setting):
+        return (12_288,), (4,)
+    longest = change.parameter("pipeline", "longest_tokens", without_setting, long.RUNAHEAD_TOKENS[-1])
+    return tuple(tokens for tokens in long.RUNAHEAD_TOKENS if tokens <= longest), long.RUNAHEAD_GPUS
 
 
 def of_store(change: Change) -> ComparisonTable:
@@ -194,10 +205,9 @@ def of_placement(change: Change) -> ComparisonTable:
     """Chapter 9."""
     four, stated = tuple(placement_claims.FAST_FIG_5), placement_claims.STATED_POLICY
     fast = change.run(vary(placement.PlacementReplay(), policy=four), "F29-F33 F47 F48")
-    crowd = placement.PlacementReplay(workload="arxiv", first=23_000)
-    loads = run(vary(crowd, policy=("random",), speed=placement_claims.ARXIV_SPEEDS))
-    fitted = placement_claims.closest_speed(loads, claim("A22").fact.value)
-    arxiv = change.run(vary(replace(crowd, speed=fitted), policy=four), "A19-A22 A28-A30")
+    crowd = placement.PlacementReplay(workload="arxiv", testbed="arxiv", first=23_000)
+    twins = vary(crowd, seed=placement_claims.ARXIV_TWINS, policy=four)
+    arxiv = placement_claims.means_of_twins(change.run(twins, "A19-A22 A28-A30"))
     ten = placement.PlacementReplay(prefill_nodes=10, decode_nodes=6, one_token=True)
     fig_10, workloads = "F15 F16 F68-F71", tuple(placement_claims.WORKLOADS)
     local = change.run(vary(ten, workload=workloads, policy=(stated,)), fig_10).assign(policy=stated)
@@ -231,7 +241,7 @@ def of_overload(change: Change) -> ComparisonTable:
         for twin in twins
         for each in replays.with_policies(twin, replays.POLICIES[:3], (replays.JUDGED_THRESHOLD,))
     ]
-    return overload_claims.beside_papers(change.run(points, "A16-A18 A24 A31 A32 A35 A36 A123"), {})
+    return overload_claims.beside_papers(change.run(points, "A16-A18 A24 A31 A32 A35 A36 A123-A125"), {})
 
 
 FIGURES: Final[dict[str, Callable[[Change], ComparisonTable]]] = {

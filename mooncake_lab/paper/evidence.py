@@ -4,6 +4,7 @@
 scorecard, the front page of the book and the notes on the data show this one table.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -86,8 +87,8 @@ RULES: Final = (
         "calibrated",
         "We fitted a model to this number or to another number of its figure, or chose a setting or a definition"
         " by them, and the verdict depends on it.",
-        "A22",
-        "we replay the trace at the speed with which this number comes closest",
+        "A19",
+        "the nodes of the replay are fitted to the box plot that has this mean",
     ),
     Rule(
         "arithmetic",
@@ -126,12 +127,34 @@ def grounds() -> dict[str, Grounds]:
 
 
 def _with_condition(on: Grounds, tried: "Sequence[Tried]") -> Grounds:
-    """The grounds with the condition that the recorded alternatives ask for, where none is written."""
-    lost = flips(tried)
-    if on.condition or on.basis is not Basis.PREDICTED or not lost:
+    """The grounds with the condition that the recorded alternatives ask for, added to what is written."""
+    lost = [each for each in flips(tried) if each.assumption not in named(on.condition)]
+    if on.basis is not Basis.PREDICTED or not lost:
         return on
     said = "; ".join(f"{each.alternative} ({each.assumption})" for each in lost)
-    return replace(on, condition=f"as assumed, and not with {said}")
+    return replace(on, condition=f"{on.condition or 'as assumed'}, and not with {said}")
+
+
+_ASSUMPTION: Final = re.compile(r"\bB\d\d\b")
+ONE_SIDED: Final = ("any lightly loaded cluster satisfies it", "only the order is judged, and most models have it")
+"""Conditions of claims that bound a number from one side: no alternative has to show them."""
+
+
+def named(condition: str) -> frozenset[str]:
+    """The assumptions that a condition names."""
+    return frozenset(_ASSUMPTION.findall(condition))
+
+
+def unshown(condition: str, tried: "Sequence[Tried]") -> tuple[str, ...]:
+    """What a condition claims without evidence: assumptions no recorded alternative to which changes the verdict.
+
+    The whole condition where it names none, unless it says that the claim is one-sided. Only of a claim that is
+    reproduced as assumed can alternatives say so; of others, nothing is returned.
+    """
+    if not condition or condition in ONE_SIDED or [each.verdict for each in tried[:1]] != [REPRODUCED]:
+        return ()
+    shown = {each.assumption for each in flips(tried)}
+    return tuple(sorted(named(condition) - shown)) if named(condition) else (condition,)
 
 
 ALTERNATIVES: Final = "alternatives.csv"

@@ -9,7 +9,7 @@ every place of the batch serves one request, is integer arithmetic: sums, no sim
 steps; the first output token comes out of the prefill.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
 
@@ -42,6 +42,10 @@ class LinearCost:
             )
         if self.tile_tokens < 1:
             raise ValueError(f"LinearCost.tile_tokens is {self.tile_tokens}; at least 1 is needed")
+
+    def scaled(self, factor: float) -> "LinearCost":
+        """The same with all seconds multiplied."""
+        return replace(self, anchors=tuple((tokens, factor * seconds) for tokens, seconds in self.anchors))
 
     def rounded(self, tokens: float) -> float:
         """Tokens that the kernels compute for these."""
@@ -81,13 +85,14 @@ class IterationCost:
     """Attention of a decode, for each token of its context."""
     beside_s: float = 0.0
     """Paid once where a chunk and decodes share an iteration: their attention runs in kernels of its own."""
-    per_decode_s: float = 0.0
-    """Paid for each decode beside that: what an engine does for every running request."""
+    per_decode: LinearCost | None = None
+    """Paid for the decodes of an iteration beside that, by how many there are: what an engine does for its running
+    requests."""
     rereads: bool = True
     """Whether a chunk pays for reading the KVCache before it, at the rate of a decode (SARATHI §4.2)."""
 
     def __post_init__(self) -> None:
-        if min(self.per_pair_s, self.per_context_token_s, self.beside_s, self.per_decode_s) < 0:
+        if min(self.per_pair_s, self.per_context_token_s, self.beside_s) < 0:
             raise ValueError(f"{self} has a negative coefficient; all must be at least 0")
 
     def chunk_attention_s(self, chunk_tokens: float, start_tokens: float = 0) -> float:
@@ -100,13 +105,17 @@ class IterationCost:
         """Attention of decodes that together have `context_tokens` tokens of context."""
         return self.per_context_token_s * context_tokens
 
+    def decodes_s(self, decodes: float) -> float:
+        """What an engine does for so many running requests."""
+        return self.per_decode.seconds(decodes) if self.per_decode else 0.0
+
     def step_s(
         self, chunk_tokens: float, start_tokens: float, decodes: float = 0, context_tokens: float = 0
     ) -> float:
         """Seconds of one iteration; the arguments are those of `HybridLatency.step_s`."""
         both = self.beside_s if chunk_tokens and decodes else 0.0
         attention = self.chunk_attention_s(chunk_tokens, start_tokens) + self.decode_attention_s(context_tokens)
-        return self.linear.seconds(chunk_tokens + decodes) + attention + both + self.per_decode_s * decodes
+        return self.linear.seconds(chunk_tokens + decodes) + attention + both + self.decodes_s(decodes)
 
 
 def transferred(
@@ -137,7 +146,7 @@ def transferred(
         per_pair_s=cost.per_pair_s * width * device.flops_per_s() / new_device.flops_per_s(),
         per_context_token_s=cost.per_context_token_s * kv * bandwidths,
         beside_s=cost.beside_s * new_shape.layers / shape.layers,
-        per_decode_s=cost.per_decode_s,
+        per_decode=cost.per_decode,
         rereads=cost.rereads,
     )
 

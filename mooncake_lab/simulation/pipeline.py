@@ -34,7 +34,7 @@ def plan_s(cost: IterationCost, plan: Plan) -> float:
         else:
             attention_s += cost.chunk_attention_s(segment.new_tokens, segment.cached_tokens)
     beside_s = cost.beside_s if 0 < decodes < len(plan.segments) else 0.0
-    decode_s = cost.decode_attention_s(context) + cost.per_decode_s * decodes
+    decode_s = cost.decode_attention_s(context) + cost.decodes_s(decodes)
     return cost.linear.seconds(tokens) + attention_s + decode_s + beside_s
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from mooncake_lab.paper import RULES, Basis, Grounds, Verdict, assumptions, claim, claimed, claims, grounds
 from mooncake_lab.paper.claims import agreement
-from mooncake_lab.paper.evidence import Tried, alternatives
+from mooncake_lab.paper.evidence import Tried, alternatives, sensitivity, unshown
 from mooncake_lab.paper.facts import read_rows
 
 
@@ -88,6 +88,27 @@ def test_every_assumption_has_alternatives_or_a_reason(monkeypatch):
     monkeypatch.setattr(module, "read_rows", lambda name: rows if name == "alternatives.csv" else read_rows(name))
     with pytest.raises(ValueError, match="about 'B99'"):
         alternatives()
+
+
+def test_a_condition_is_shown_by_the_record():
+    """Each assumption that a condition names has a recorded alternative that changes the verdict."""
+    recorded = sensitivity()
+    written = {row["id"]: row["condition"] for row in read_rows("evidence.csv")}
+    assert {name: unshown(written[name], tried) for name, tried in recorded.items()} == dict.fromkeys(recorded, ())
+
+
+def test_a_condition_that_nothing_shows_is_found():
+    """It is one that names no assumption, or one whose alternatives leave the verdict as it is."""
+    rows = (
+        tried("reproduced"),
+        tried("direction only", "B56", "packed"),
+        tried("reproduced", "B08", "large caches"),
+    )
+    assert unshown("prompts are not packed (B56)", rows) == ()
+    assert unshown("not packed (B56), small caches (B08)", rows) == ("B08",)
+    assert unshown("good luck", rows) == ("good luck",)
+    assert unshown("any lightly loaded cluster satisfies it", rows) == ()
+    assert unshown("good luck", (tried("direction only"),)) == ()
 
 
 def tried(verdict, assumption="", alternative="as assumed"):

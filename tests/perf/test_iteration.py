@@ -124,6 +124,6 @@ class TestTransfer:
     def test_what_the_engine_costs_stays(self):
         """A cost for each running request belongs to the engine, and comes along."""
         there = (model_shape("llama-33b"), hardware("a100"))
-        host = dataclasses.replace(COST, per_decode_s=1e-3)
+        host = dataclasses.replace(COST, per_decode=LinearCost(((1, 1e-3), (8, 9e-3))))
         here = (model_shape("llama-13b"), hardware("a6000"))
-        assert transferred(host, source=here, target=there, name="moved").per_decode_s == host.per_decode_s
+        assert transferred(host, source=here, target=there, name="moved").per_decode == host.per_decode

@@ -16,7 +16,13 @@ _COUNTS: Mapping[str, str] = {"after_prefill": "A16", "early": "A17", "predictiv
 _TABLE_3_REQUESTS: Final = 23_000
 """How many requests the paper replayed; our counts are scaled to as many."""
 _CHANGES: Mapping[str, str] = {"early": "A31", "predictive": "A32"}
-_LOADS: Mapping[str, str] = {"A24": "correlation", "A35": "decode_swing", "A36": "peak_lag_s"}
+_LOADS: Mapping[str, str] = {
+    "A24": "correlation",
+    "A35": "decode_swing",
+    "A36": "peak_lag_s",
+    "A124": "prefill_load",
+    "A125": "decode_load",
+}
 
 
 def beside_papers(judged: pd.DataFrame, others: Mapping[str, pd.DataFrame]) -> ComparisonTable:

@@ -30,6 +30,8 @@ EFFICIENCY = 0.5
 """Share of the peak that matrices and attention reach (assumption B42)."""
 NVLINK_BYTES_PER_S, SLOW_BYTES_PER_S = 300e9, 10e9
 """The two networks of the paper's experiments."""
+RUNAHEAD_TOKENS, RUNAHEAD_GPUS = (1024, 2048, 4096, 8192, 12_288, 16_384), (2, 4, 8)
+"""Prompts and GPUs among which its best gains are looked for (assumption B61)."""
 MESSAGE_S = 10e-6
 """Latency of a message (assumption B42)."""
 
@@ -56,8 +58,8 @@ def runahead_cost(
 
 @tabulated
 def runahead_sweep(
-    lengths: Sequence[int] = (1024, 2048, 4096, 8192, 12_288, 16_384),
-    processes: Sequence[int] = (2, 4, 8),
+    lengths: Sequence[int] = RUNAHEAD_TOKENS,
+    processes: Sequence[int] = RUNAHEAD_GPUS,
     bandwidths: Sequence[float] = (NVLINK_BYTES_PER_S, SLOW_BYTES_PER_S),
     attention_efficiencies: Sequence[float] = (EFFICIENCY,),
     *,
@@ -92,18 +94,19 @@ def _runahead_row(cost: Runahead, tokens: int, count: int) -> dict[str, Any]:
     }
 
 
-def noise_ratio(tokens: int = 12_288, processes: int = 4) -> float:
+def noise_ratio(tokens: int = 12_288, processes: int = 4, *, attention_efficiency: float = EFFICIENCY) -> float:
     """How many times more, in percent, a noisy network slows the baseline of KV-Runahead than KV-Runahead.
 
     The noise is not published: all links lose the share of their bandwidth with which the baseline of LLaMA-7B
     gets as many percent slower as printed. The slices are those of the quiet network.
     """
     shape, device = perf.model_shape("llama-7b"), perf.hardware("a100")
-    quiet, printed = runahead_cost(shape, device), constant("runahead_noise_baseline_percent").value
+    quiet = runahead_cost(shape, device, attention_efficiency=attention_efficiency)
+    printed = constant("runahead_noise_baseline_percent").value
     bounds = best_bounds(quiet, tokens, processes, grain_tokens=tokens // 64)
 
     def slower_percent(seconds: Callable[[Runahead], float], share: float) -> float:
-        noisy = runahead_cost(shape, device, bytes_per_s=share * NVLINK_BYTES_PER_S)
+        noisy = replace(quiet, link=perf.LinkLatency(share * NVLINK_BYTES_PER_S, MESSAGE_S))
         return 100 * (seconds(noisy) / seconds(quiet) - 1)
 
     low, high = 1e-3, 1.0  # of the bandwidth; the baseline gathers nothing while it computes, so less is slower

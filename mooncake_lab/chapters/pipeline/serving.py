@@ -21,6 +21,7 @@ from mooncake_lab.testbeds.sarathi_serve import (
     CONTEXT_TOKENS,
     TESTBEDS,
     TEXT,
+    DecodeRows,
     slo_s,
     testbed,
     yi_34b_on_two_a100s,
@@ -84,6 +85,8 @@ class Serving:
     """Latency of an all-reduce between nodes, where the testbed needs one."""
     context_tokens: int = CONTEXT_TOKENS
     """Context at which the artifact's decodes were timed (assumption B41)."""
+    decode_rows: DecodeRows = "all"
+    """Which decode times of the artifact the model goes through (assumption B59)."""
     printed_decodes: bool = False
     """Whether decodes take a fifth of the printed strict limit, not what Yi-34B's times give (assumption B48)."""
     apart: bool = False
@@ -110,12 +113,10 @@ class Serving:
         most = (MOST_OF_ORCA if self.policy == "Orca" else MOST_REQUESTS) // bed.stages
         window = int(fact(TABLE_2, series=self.workload, x="total_at_most").value)
         decode_s = slo_s(self.testbed, "strict") / 5 if self.printed_decodes else None
+        costs = {"context_tokens": self.context_tokens, "decode_rows": self.decode_rows, "decode_s": decode_s}
         held = bed.capacity_tokens() // BLOCK_TOKENS // bed.stages * BLOCK_TOKENS
         return PipelineSpec(
-            clock=replace(
-                bed.clock(self.sum_ms / 1000, context_tokens=self.context_tokens, decode_s=decode_s),
-                apart=self.apart,
-            ),
+            clock=replace(bed.clock(self.sum_ms / 1000, **costs), apart=self.apart),
             policy=entry(POLICIES, self.policy, "no policy"),
             limits=limits_of(most, request_tokens=window, batch_tokens=window + most, capacity_tokens=held),
             micro_batches=bed.stages,
@@ -203,7 +204,8 @@ class CapacitySearch:
     """Least time over which requests arrive."""
     sum_ms: float = 0.0
     context_tokens: int = CONTEXT_TOKENS
-    """As of `Serving`, and so is the next one."""
+    """As of `Serving`, and so are the next two."""
+    decode_rows: DecodeRows = "all"
     printed_decodes: bool = False
     seed: int = 0
 
@@ -223,9 +225,11 @@ class CapacitySearch:
         yield {"slo_s": slo_s(self.testbed, self.limit), "requests_per_s": low, "runs": len(tried)}
 
     def _serves(self, rate: float, tried: dict[float, bool]) -> bool:
-        shared = ("testbed", "policy", "workload", "sum_ms", "context_tokens", "printed_decodes", "seed")
+        shared = ("testbed", "policy", "workload", "sum_ms", "context_tokens", "decode_rows", "printed_decodes")
         requests = max(self.requests, math.ceil(rate * self.seconds))
-        serving = Serving(rate=rate, requests=requests, **{name: getattr(self, name) for name in shared})
+        serving = Serving(
+            rate=rate, requests=requests, seed=self.seed, **{name: getattr(self, name) for name in shared}
+        )
         (seen,) = serving.rows()
         within = seen["p99_tbt_s"] <= slo_s(self.testbed, self.limit) and seen["median_delay_s"] <= DELAY_S
         tried[rate] = within and not seen["refused"]
