@@ -25,8 +25,8 @@ ATTENTION_SHARE: Final = 0.77
 BLOCK_TOKENS: Final = 16
 """Tokens per block of vLLM in the paper's runs."""
 DecodeRows = Literal["all", "from 8", "first and last"]
-"""Which decode times of the artifact a model goes through. Those of up to 4 requests lie on another line than those
-of 8 or more, and another file of the artifact has 68 ms for 4 requests, which is on the line of the latter."""
+"""Which decode times of the artifact a model goes through. Those of up to 4 requests lie on another line than
+those of 8 or more, and another file of the artifact has 68 ms for 4 requests, on the line of the latter."""
 LAYER_SUMS: Final = 2
 """All-reduces of a layer whose matrices are cut: after attention and after the feed-forward part."""
 
@@ -123,13 +123,12 @@ def cost_of(
     yi = TESTBEDS["Yi-34B"]
     if (bed.model, bed.device, bed.tensor) == (yi.model, yi.device, yi.tensor):
         return anchored
-    moved = perf.transferred(
+    return perf.transferred(
         anchored,
         source=(perf.model_shape(yi.model), yi.node()),
         target=(perf.model_shape(bed.model), bed.node()),
         name=f"{bed.model} on {bed.node().name}, carried over from Yi-34B on two A100s by the roofline",
     )
-    return moved
 
 
 def yi_34b_on_two_a100s(

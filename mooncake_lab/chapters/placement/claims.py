@@ -54,7 +54,7 @@ def beside_papers(
 
 
 def means_of_twins(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `PlacementReplay` on several twins as one row a policy: means of numbers, and the first of the rest."""
+    """Rows of `PlacementReplay` on several twins as one row a policy: means of numbers, else the first."""
     numbers = rows.select_dtypes("number").columns
     return rows.groupby("policy", sort=False, as_index=False).agg(
         {name: "mean" if name in numbers else "first" for name in rows if name != "policy"}

@@ -40,7 +40,7 @@ class PlacementReplay:
     node: str = PAPER_NODE
     """What each node is: the paper's, or another one scaled from it (`testbeds.nodes.node_latency`)."""
     testbed: Literal["fast", "arxiv"] = "fast"
-    """Whose nodes of that kind: those of FAST'25, or of the arXiv edition as they were fitted to its Figs. 8 and 13."""
+    """Whose nodes of that kind: those of FAST'25, or of the arXiv edition, fitted to its Figs. 8 and 13."""
     policy: PolicyName = "kvcache_centric"
     load: Literal["backlog_s", "queued_requests", "assigned_requests"] = "backlog_s"
     """What load balancing balances (assumption B04)."""

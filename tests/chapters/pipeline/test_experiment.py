@@ -125,7 +125,7 @@ def test_the_artifact_is_met():
 
 
 def test_decode_times_may_be_left_out():
-    """A line through the first and the last time misses those between; the line of large batches misses small ones."""
+    """A line through the first and the last time misses those between; that of large batches the small ones."""
     batches, steps = beds._points(beds.DECODES)
 
     def missed(rows):

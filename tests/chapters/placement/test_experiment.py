@@ -22,7 +22,7 @@ from mooncake_lab.chapters.placement.experiment import ClusterCapacity
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.experiments.cache import digest_of
 from mooncake_lab.paper import Verdict, claims
-from mooncake_lab.workload import TraceError
+from mooncake_lab.workload import TraceError, tick_s
 
 BASE = ClusterCapacity(ssd_bytes_per_s=6e9, dram_tokens=150_000, prefill_nodes=2, decode_nodes=2, first=300)
 
@@ -253,7 +253,5 @@ def test_the_arxiv_testbed_is_a_setting_of_the_same_replay():
     """Its nodes are those of the fit, so it serves more slowly; it has no nodes of another kind."""
     fast, slow = replayed(SMALL, dataclasses.replace(SMALL, testbed="arxiv"))["mean"]
     assert slow > 1.5 * fast
-    with pytest.raises(
-        ValueError, match=r"the arXiv testbed has nodes of the kind 'a800-node' only, not 'h200-node'"
-    ):
+    with pytest.raises(ValueError, match="nodes of the kind 'a800-node' only, not 'h200-node'"):
         dataclasses.replace(SMALL, testbed="arxiv", node="h200-node")
