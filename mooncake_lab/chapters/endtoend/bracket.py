@@ -5,11 +5,16 @@
 replays all of them, with Mooncake beside, and writes `data/measured/vllm_bracket.csv`, in three CPU minutes. The
 setting of the verdicts is replayed with several seeds. Chapter 10 draws the record, and takes from it the interval
 in which the gain of another seed lies.
+
+    python -m mooncake_lab.chapters.endtoend.bracket held-back
+
+replays the setting of the verdicts with as many other seeds, which no interval has seen, and writes
+`data/measured/held_back_gains.csv`: the gain with each seed, the interval of the record, and whether they agree.
 """
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, Final
@@ -35,6 +40,9 @@ BASELINES: Final = {"conversation": "vllm", "toolagent": "vllm_prefix", "synthet
 SEEDS: Final = tuple(range(5))
 QUANTILE: Final = 4.604
 """Of Student's distribution with four degrees of freedom: 99 % lie between it and its negative."""
+HELD_BACK: Final = tuple(range(5, 10))
+"""Seeds with which the intervals are checked."""
+_HELD_BACK_RECORD: Final = carried_folder("measured") / "held_back_gains.csv"
 _RECORD: Final = carried_folder("measured") / "vllm_bracket.csv"
 _KEPT: Final = ("workload", "origin", "system", "router", "host_s", "host_free", "seed")
 
@@ -116,8 +124,48 @@ def interval(values: Any) -> tuple[float, float, float]:
     return mean - reach, mean, mean + reach
 
 
-def main() -> None:
+@tabulated
+def compared(rows: pd.DataFrame, record: pd.DataFrame) -> Iterator[Mapping[str, Any]]:
+    """Mooncake's gain with each held-back seed, beside the interval in which the record says it lies.
+
+    Args:
+        rows: replays of `held_back`.
+        record: rows of `recorded`.
+    """
+    host_s = max(hosts_s(record))
+    stated = where(gains(record), router=next(iter(ROUTERS)), host_s=host_s).set_index(["workload", "limit_ms"])
+    for (workload, system), seed, limit in product(BASELINES.items(), HELD_BACK, LIMITS_MS):
+        here = where(rows, workload=workload, seed=seed).set_index("system")[f"capacity_{limit}_ms"]
+        percent = 100 * float(here["mooncake"] / here[system] - 1)
+        low, high = stated.loc[(workload, limit), ["low", "high"]].astype(float)
+        named = {"workload": workload, "limit_ms": limit, "seed": seed, "percent": percent}
+        yield named | {"low": low, "high": high, "agrees": low <= percent <= high}
+
+
+def held_back() -> tuple[EndToEnd, ...]:
+    """The setting of the verdicts with the seeds that the record does not have."""
+    base = EndToEnd(**fitted_host())
+    return tuple(
+        replace(base, workload=workload, system=each, seed=seed)
+        for workload, system in BASELINES.items()
+        for each, seed in product(("mooncake", system), HELD_BACK)
+    )
+
+
+def held_back_record() -> pd.DataFrame:
+    """One row a workload, limit and held-back seed: the gain, the interval of the record, whether they agree."""
+    return pd.read_csv(_HELD_BACK_RECORD)
+
+
+def main(arguments: Sequence[str] = ()) -> None:
     """Replay everything and write the record; an interrupted run goes on where it ended."""
+    if list(arguments) == ["held-back"]:
+        found = compared(run(held_back()), recorded()).round(4).assign(commit=commit())
+        found.to_csv(_HELD_BACK_RECORD, index=False)
+        sys.stdout.write(f"{found.to_string(index=False)}\n")
+        return
+    if arguments:
+        raise ValueError(f"the only argument is 'held-back', not {' '.join(arguments)!r}")
     found = run(replays())
     columns = [*_KEPT, *(f"capacity_{limit}_ms" for limit in LIMITS_MS)]
     found[columns].round(6).assign(commit=commit()).to_csv(_RECORD, index=False)
@@ -125,4 +173,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

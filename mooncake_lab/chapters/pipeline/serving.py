@@ -113,10 +113,11 @@ class Serving:
         most = (MOST_OF_ORCA if self.policy == "Orca" else MOST_REQUESTS) // bed.stages
         window = int(fact(TABLE_2, series=self.workload, x="total_at_most").value)
         decode_s = slo_s(self.testbed, "strict") / 5 if self.printed_decodes else None
-        costs = {"context_tokens": self.context_tokens, "decode_rows": self.decode_rows, "decode_s": decode_s}
+        rows, context = self.decode_rows, self.context_tokens
+        clock = bed.clock(self.sum_ms / 1000, context_tokens=context, decode_rows=rows, decode_s=decode_s)
         held = bed.capacity_tokens() // BLOCK_TOKENS // bed.stages * BLOCK_TOKENS
         return PipelineSpec(
-            clock=replace(bed.clock(self.sum_ms / 1000, **costs), apart=self.apart),
+            clock=replace(clock, apart=self.apart),
             policy=entry(POLICIES, self.policy, "no policy"),
             limits=limits_of(most, request_tokens=window, batch_tokens=window + most, capacity_tokens=held),
             micro_batches=bed.stages,
