@@ -26,7 +26,7 @@ from mooncake_lab.bench.machine import commit
 from mooncake_lab.chapters.endtoend.experiment import LIMITS_MS, EndToEnd
 from mooncake_lab.chapters.endtoend.host import fitted_host
 from mooncake_lab.core import carried_folder
-from mooncake_lab.experiments import run, tabulated, vary, where
+from mooncake_lab.experiments import run, tabulated, value, vary, where
 
 ROUTERS: Final = {
     "fewest_requests": "fewest requests",
@@ -133,11 +133,12 @@ def compared(rows: pd.DataFrame, record: pd.DataFrame) -> Iterator[Mapping[str, 
         record: rows of `recorded`.
     """
     host_s = max(hosts_s(record))
-    stated = where(gains(record), router=next(iter(ROUTERS)), host_s=host_s).set_index(["workload", "limit_ms"])
+    stated = where(gains(record), router=next(iter(ROUTERS)), host_s=host_s)
     for (workload, system), seed, limit in product(BASELINES.items(), HELD_BACK, LIMITS_MS):
-        here = where(rows, workload=workload, seed=seed).set_index("system")[f"capacity_{limit}_ms"]
-        percent = 100 * float(here["mooncake"] / here[system] - 1)
-        low, high = stated.loc[(workload, limit), ["low", "high"]].astype(float)
+        here = where(rows, workload=workload, seed=seed)
+        ours, theirs = (value(here, f"capacity_{limit}_ms", system=name) for name in ("mooncake", system))
+        percent = 100 * (float(ours) / float(theirs) - 1)
+        low, high = (float(value(stated, bound, workload=workload, limit_ms=limit)) for bound in ("low", "high"))
         named = {"workload": workload, "limit_ms": limit, "seed": seed, "percent": percent}
         yield named | {"low": low, "high": high, "agrees": low <= percent <= high}
 

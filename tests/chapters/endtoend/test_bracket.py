@@ -11,6 +11,9 @@ from mooncake_lab.chapters.endtoend.experiment import LIMITS_MS, EndToEnd
 from mooncake_lab.chapters.endtoend.host import fitted_host
 from mooncake_lab.experiments import run, value
 
+COLUMNS = [f"capacity_{ms}_ms" for ms in LIMITS_MS]
+"""The shares of a record."""
+
 
 def rows(shares):
     """A record in which vLLM serves these shares of each trace, one a seed, and Mooncake everything."""
