@@ -1,0 +1,65 @@
+"""Which commits the records in `data/measured` name, and which of them are not part of the history at hand.
+
+    python -m mooncake_lab.bench.commits
+
+A record names the commit of the code that made it. Where commits were moved onto others afterwards, the named one is
+not an ancestor of the present one any more, although its changes are. The record then tells the date and the order
+of its rows, and the code can be found by its message only.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mooncake_lab.core import carried_folder
+from mooncake_lab.paper.facts import rows_of
+
+
+def named_commits(folder: Path) -> dict[str, tuple[str, ...]]:
+    """By file of a folder, the commits that its rows or objects name under `commit`, each once, without a `+`."""
+    found: dict[str, tuple[str, ...]] = {}
+    for path in sorted(folder.iterdir()):
+        named: Iterator[Any] = iter(())
+        if path.suffix == ".csv":
+            named = (row.get("commit") for row in rows_of(path))
+        elif path.suffix == ".json":
+            named = _values(json.loads(path.read_text(encoding="utf-8")))
+        commits = dict.fromkeys(str(each).removesuffix("+") for each in named if each)
+        if commits:
+            found[path.name] = tuple(commits)
+    return found
+
+
+def _values(part: Any) -> Iterator[Any]:
+    """All values of the key `commit` in JSON."""
+    if isinstance(part, dict):
+        for name, value in part.items():
+            yield from (value,) if name == "commit" else _values(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _values(value)
+
+
+def is_ancestor(commit: str) -> bool:
+    """Whether a commit is part of the history of the present one; without git nothing is."""
+    git = shutil.which("git")
+    if git is None:
+        return False
+    command = [git, "-C", str(Path(__file__).parent), "merge-base", "--is-ancestor", commit, "HEAD"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0  # noqa: S603  # plain words
+
+
+def main() -> None:
+    """One line a file and commit."""
+    for name, commits in named_commits(carried_folder("measured")).items():
+        for commit in commits:
+            told = "an ancestor" if is_ancestor(commit) else "not an ancestor of the present commit"
+            sys.stdout.write(f"{name}: {commit} is {told}\n")
+
+
+if __name__ == "__main__":
+    main()
