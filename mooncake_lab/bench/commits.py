@@ -2,11 +2,11 @@
 
     python -m mooncake_lab.bench.commits
 
-A record names the commit of the code that made it. Where commits were moved onto others afterwards, the named one is
-not an ancestor of the present one any more, although its changes are. The record then tells the date and the order
-of its rows, and the code can be found by its message only.
+A record names the commit of the code that made it. Where commits were moved onto others afterwards, the named one
+is not an ancestor of the present one any more, although its changes are part of it.
 """
 
+import csv
 import json
 import shutil
 import subprocess
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from mooncake_lab.core import carried_folder
-from mooncake_lab.paper.facts import rows_of
 
 
 def named_commits(folder: Path) -> dict[str, tuple[str, ...]]:
@@ -25,7 +24,9 @@ def named_commits(folder: Path) -> dict[str, tuple[str, ...]]:
     for path in sorted(folder.iterdir()):
         named: Iterator[Any] = iter(())
         if path.suffix == ".csv":
-            named = (row.get("commit") for row in rows_of(path))
+            lines = path.read_text(encoding="utf-8").splitlines()
+            rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+            named = (row.get("commit") for row in rows)
         elif path.suffix == ".json":
             named = _values(json.loads(path.read_text(encoding="utf-8")))
         commits = dict.fromkeys(str(each).removesuffix("+") for each in named if each)

@@ -7,7 +7,7 @@ from mooncake_lab.bench import commits
 
 def test_commits_are_read_from_tables_and_objects(tmp_path):
     """Each commit of a file is named once, without the mark of changed files; a file without any is left out."""
-    (tmp_path / "a.csv").write_text("x,commit\n1,abc+\n2,abc\n3,def\n")
+    (tmp_path / "a.csv").write_text("# counted by hand, in an hour\nx,commit\n1,abc+\n2,abc\n3,def\n")
     (tmp_path / "b.json").write_text(json.dumps({"runs": [{"commit": "123"}, {"other": 1}], "commit": None}))
     (tmp_path / "c.csv").write_text("x\n1\n")
     assert commits.named_commits(tmp_path) == {"a.csv": ("abc", "def"), "b.json": ("123",)}
