@@ -161,7 +161,7 @@ def of_pipeline(change: Change) -> ComparisonTable:
         pipeline_claims.ablation(apart),
         serving.over_vllm(searched),
         sum_ms=change.parameter("pipeline", "sum_ms", "S24"),
-        decode_rows=change.parameter("pipeline", "decode_rows", "S52 S54 S55", "all"),
+        decode_rows=change.parameter("pipeline", "decode_rows", "S52 S54 S55", "first and last"),
     )
 
 

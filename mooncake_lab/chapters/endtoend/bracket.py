@@ -153,11 +153,6 @@ def held_back() -> tuple[EndToEnd, ...]:
     )
 
 
-def held_back_record() -> pd.DataFrame:
-    """One row a workload, limit and held-back seed: the gain, the interval of the record, whether they agree."""
-    return pd.read_csv(_HELD_BACK_RECORD)
-
-
 def main(arguments: Sequence[str] = ()) -> None:
     """Replay everything and write the record; an interrupted run goes on where it ended."""
     if list(arguments) == ["held-back"]:

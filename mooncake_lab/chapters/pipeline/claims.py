@@ -37,7 +37,7 @@ FALCON, FALCON_TP8 = "Falcon-180B", "Falcon-180B, TP8"
 
 
 @tabulated
-def stalls(decode_rows: DecodeRows = "all") -> Iterator[dict[str, Any]]:
+def stalls(decode_rows: DecodeRows = "first and last") -> Iterator[dict[str, Any]]:
     """How much longer an iteration takes for its decodes when a prompt joins, whole or by the chunk (Fig. 9).
 
     The decodes have contexts of 1,024 tokens.
@@ -152,7 +152,7 @@ def beside_papers(
     gained: pd.DataFrame,
     *,
     sum_ms: float | None = None,
-    decode_rows: DecodeRows = "all",
+    decode_rows: DecodeRows = "first and last",
 ) -> ComparisonTable:
     """Every claim of this topic with our number.
 
