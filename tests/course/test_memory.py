@@ -322,6 +322,7 @@ def test_who_sleeps_is_ended(monkeypatch, waits, said):
     busy_s = 0.0
     monkeypatch.setattr(Watch, "_busy_so_far_s", lambda _: busy_s)
     monkeypatch.setattr(Watch, "_state", lambda _: "S")
+    monkeypatch.setattr(Watch, "_queued_so_far_s", lambda _: 0.0)
     watch = Watch(os.getpid(), Wait())
     found = []
     for step, (seconds, busy) in enumerate(waits, start=1):
@@ -339,6 +340,38 @@ def test_a_slow_machine_is_no_sleeper(monkeypatch, state, ends):
     monkeypatch.setattr(Watch, "_state", lambda _: state)
     watch = Watch(os.getpid(), Wait())
     assert any(watch.waited(1.0, silent=True) for _ in range(40)) == ends
+
+
+@pytest.mark.parametrize(("busy_s", "ends"), [(0.02, False), (0.002, True)])
+def test_the_graders_own_wait_for_a_core_is_no_sleep(monkeypatch, busy_s, ends):
+    """Of 1 s until an answer is read, 0.95 s of the grader in the queue do not count; asleep for the rest does."""
+    passed = [0]
+    monkeypatch.setattr(Watch, "_busy_so_far_s", lambda _: busy_s * passed[0])
+    monkeypatch.setattr(Watch, "_queued_so_far_s", lambda _: 0.95 * passed[0])
+    watch = Watch(os.getpid(), Wait())
+    found = []
+    for _ in range(700):
+        passed[0] += 1
+        found.append(watch.waited(1.0, silent=False))
+    assert any(found) == ends
+    assert not any(found[:599]), "30 s of real waiting take 600 such answers"
+
+
+def test_the_grader_sees_its_own_time_in_the_queue():
+    """A thread that shares its core with a busy process waits for it about half of the time."""
+    before, core = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
+    other = subprocess.Popen([sys.executable, "-c", f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile 1: 0"])
+    watch = Watch(os.getpid(), Wait())
+    try:
+        os.sched_setaffinity(0, {core})
+        began_s, queued_s = time.thread_time(), watch._queued_so_far_s()
+        while time.thread_time() < began_s + 0.3:
+            pass
+        assert watch._queued_so_far_s() - queued_s > 0.03
+    finally:
+        os.sched_setaffinity(0, before)
+        other.kill()
+        other.wait()
 
 
 def test_time_in_the_queue_for_a_core_counts():

@@ -1,5 +1,6 @@
 """What a running submission costs, as the kernel tells it: time asleep while it is waited for, and page tables."""
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -38,17 +39,16 @@ class Watch:
     """Looks at one process; mutable because time passes.
 
     A submission that waits for a core, because the machine is overloaded, does not sleep: the time in the queue of
-    the scheduler counts like the time on a core.
+    the scheduler counts like the time on a core. Nor does one that has answered a grader that waits for a core
+    itself: its time in the queue is no time in which it waits for the submission.
     """
 
     def __init__(self, pid: int, wait: Wait) -> None:
         self._folder = Path("/proc", str(pid))
         self._wait = wait
-        self._unseen_s = 0.0
-        try:
-            self._busy_s = self._busy_so_far_s()
-        except (OSError, ValueError):
-            self._busy_s = 0.0  # it has ended, or this kernel does not count
+        self._unseen_s = self._queued_s = self._busy_s = 0.0
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or this kernel does not count
+            self._queued_s, self._busy_s = self._queued_so_far_s(), self._busy_so_far_s()
 
     def waited(self, seconds: float, *, silent: bool) -> str:
         """Count a wait, and look now and then.
@@ -69,7 +69,8 @@ class Watch:
             return ""  # the process has just ended
 
     def _look(self, *, silent: bool) -> str:
-        unseen_s, self._unseen_s = self._unseen_s, 0.0
+        queued_s, self._queued_s = self._queued_s, self._queued_so_far_s()
+        unseen_s, self._unseen_s = max(self._unseen_s - max(self._queued_s - queued_s, 0.0), 0.0), 0.0
         before_s, self._busy_s = self._busy_s, self._busy_so_far_s()
         held_up = silent and self._state() in _BUSY_STATES
         self._wait.waited_s += unseen_s
@@ -85,6 +86,10 @@ class Watch:
         """Time on a core and in the queue for one."""
         on_core, queued, _ = map(int, (self._folder / "schedstat").read_text(encoding="ascii").split())
         return (on_core + queued) / 1e9
+
+    def _queued_so_far_s(self) -> float:
+        """Time of this thread of the grader in the queue for a core."""
+        return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
 
     def _state(self) -> str:
         return (self._folder / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
