@@ -94,8 +94,8 @@ PACKAGE: Final = Path(mooncake_lab.__file__).parent
 
 FLOORS: Final = (
     "core", "perf", "net", "workload", "store", "batching", "conductor", "engine", "compression", "cluster",
-    "simulation", "serving", "metrics", "paper", "testbeds", "experiments", "figures", "playground", "batch",
-    "course",
+    "simulation", "serving", "metrics", "paper", "testbeds", "experiments", "figures", "calibrate", "playground",
+    "batch", "course",
 )  # fmt: skip
 """The packages from the ground up, as the design lists them, but for those without public names."""
 

@@ -152,7 +152,7 @@ def _of_vllm(labels: Mapping[str, str]) -> dict[str, str]:
     found = {"block_size": labels.get("block_size", ""), "prefix_caching": labels.get("enable_prefix_caching", "")}
     blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
     if blocks.isdecimal() and size.isdecimal():
-        found["kv_tokens"] = str(int(blocks) * int(size))
+        found["kv_tokens"] = str((int(blocks) - 1) * int(size))  # one block is vLLM's null block
     if labels:
         found["scheduler"] = "vllm_today"
     return found

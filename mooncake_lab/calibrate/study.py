@@ -13,6 +13,8 @@ from mooncake_lab.calibrate.workload import HeldOut
 
 _OPEN_SHARE: Final = 0.6
 """Of saturation: the open loop that decides between forms of the model."""
+_LATE_S: Final = 0.05
+"""A request that is sent so much after its time is worth a note."""
 _ALIKE: Final = 0.02
 """Forms whose errors differ by less are not told apart."""
 
@@ -213,6 +215,9 @@ def _warnings(seen: Observed, rates: Sequence[dict[str, Any]]) -> list[str]:
         found.append(
             f"up to {foreign:.0f} tokens of a run were found in the cache that only earlier runs can have left"
         )
+    late_s = max((run.late_s for run in seen.held_out), default=0.0)
+    if late_s > _LATE_S:
+        found.append(f"the clients sent a request up to {1e3 * late_s:.0f} ms after its time: they cannot keep up")
     unanswered = sum(len(run.replies) - len(run.answered) for run in seen.held_out)
     if unanswered:
         found.append(f"{unanswered} requests were refused; they are in no number")

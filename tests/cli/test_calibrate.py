@@ -54,7 +54,7 @@ def test_everything_is_in_the_json_and_on_the_page(trace, tmp_path):
         assert len(rate["points"]) == 6
     assert found["read"] == ["block_size", "kv_tokens", "prefix_caching", "scheduler"]
     assert found["assumed"] == ["max_num_batched_tokens"]
-    assert (found["settings"]["kv_tokens"], found["settings"]["max_num_seqs"]) == (2048, 8)
+    assert (found["settings"]["kv_tokens"], found["settings"]["max_num_seqs"]) == (63 * 32, 8)
     assert any("prefixes of prompts sent twice are not found" in note for note in found["notes"])
     page = (tmp_path / "page.html").read_text()
     assert page.count("<svg") == 1
