@@ -1,7 +1,9 @@
 """From what probes found to a latency model, without terms that the data cannot tell apart."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -91,6 +93,7 @@ def fits(rows: Rows, settings: ServerSettings) -> list[Fitted]:
     Raises:
         CalibrationError: when too little was observed.
     """
+    rows = typical(rows)
     try:
         decode, untold = _decode(rows.steps)
         if settings.is_disaggregated:
@@ -98,6 +101,32 @@ def fits(rows: Rows, settings: ServerSettings) -> list[Fitted]:
         return [_coupled(rows, settings, decode, untold, form) for form in ("added", "shared")]
     except ValueError as error:
         raise CalibrationError(f"what was observed fits no latency model: {error}") from None
+
+
+def typical(rows: Rows) -> Rows:
+    """The median of each probe over the rounds: a round that something else disturbed decides nothing.
+
+    Errors are weighed relative to the measured time, so one time that is far too short would pull all of them.
+    """
+    prompts = defaultdict[tuple[int, int], list[float]](list)
+    steps = defaultdict[tuple[int, int], list[StepRow]](list)
+    for row in rows.prompts:
+        prompts[row.tokens, row.reused_tokens].append(row.ttft_s)
+    for row in rows.steps:
+        steps[row.batch, row.prompt_tokens].append(row)
+    return replace(
+        rows,
+        prompts=[PromptRow(*lengths, median(found_s)) for lengths, found_s in prompts.items()],
+        steps=[
+            StepRow(
+                batch,
+                median(row.context_tokens for row in found),
+                median(row.step_s for row in found),
+                prompt_tokens,
+            )
+            for (batch, prompt_tokens), found in steps.items()
+        ],
+    )
 
 
 def _decode(steps: Sequence[StepRow]) -> tuple[DecodeLatency, list[str]]:
@@ -193,7 +222,7 @@ def _split(busy_s: Sequence[float], together_s: float) -> tuple[float, float, li
     """What keeps the next prompt waiting, and what does not, of the constant part of TTFT."""
     if not busy_s:
         return together_s, 0.0, [f"{_SPLIT}: no queue of prompts was observed"]
-    constant_s = min(max(0.0, mean(busy_s)), together_s)
+    constant_s = min(max(0.0, median(busy_s)), together_s)
     return constant_s, together_s - constant_s, []
 
 

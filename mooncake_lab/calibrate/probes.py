@@ -41,6 +41,8 @@ class StepRow:
     batch: int
     context_tokens: float
     step_s: float
+    prompt_tokens: int = 0
+    """Of each request: which probe it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,4 +228,4 @@ def _common_steps(replies: Sequence[Reply]) -> list[StepRow]:
         first, last = inside[0], inside[-1]
         gaps.append((reply.times_s[last] - reply.times_s[first]) / (last - first))
         context += reply.prompt_tokens + (first + last + 1) / 2 - 1
-    return [StepRow(len(replies), context, mean(gaps))]
+    return [StepRow(len(replies), context, mean(gaps), replies[0].prompt_tokens)]
