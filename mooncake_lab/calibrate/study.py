@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any, Final
 
 from mooncake_lab.calibrate.fit import Fitted, fits
@@ -168,7 +169,7 @@ def conclude(seen: Observed, settings: ServerSettings, plan: StudyPlan) -> Calib
     settings, notes = _with_prefixes(seen.rows, settings)
     candidates = fits(seen.rows, settings)
     forms = {
-        each.form: max(closeness(run, each, settings) for run in seen.open_loops)
+        each.form: median(closeness(run, each, settings) for run in seen.open_loops)
         for each in (candidates if seen.open_loops else ())
     }
     best = min(candidates, key=lambda each: (forms.get(each.form, 0.0), each.prompt_error + each.step_error))
