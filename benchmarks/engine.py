@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +27,7 @@ import torch
 from peer_environments import SCRIPTS, environment
 from speed import ROOT, HuggingFaceContinuous, provenance, rates_of, refresh, with_floors, work_of
 
-from mooncake_lab.bench.engine import Bench, Case, decode_case, mixed_case, prefill_case
+from mooncake_lab.bench.engine import Bench, Case, Comparison, decode_case, mixed_case, prefill_case, reuse_case
 from mooncake_lab.bench.machine import measure_peaks
 from mooncake_lab.bench.measuring import computing_threads
 from mooncake_lab.bench.peers import Decoding, Tokens, hugging_face
@@ -54,51 +54,67 @@ class Setting:
 def settings(threads: int) -> tuple[Setting, ...]:
     """What is measured, the most telling first: a budget cuts the list at its end."""
 
-    def decodes(*batches: int) -> tuple[tuple[Case, int], ...]:
-        return tuple((decode_case(batch, 256, 12), 7) for batch in batches)
+    def decodes(*sizes: int) -> tuple[tuple[Case, int], ...]:
+        return tuple((decode_case(batch, 256, 12), 7) for batch in sizes)
 
+    batches = decodes(1, 4, 8, 32)
     prompts = tuple((prefill_case(tokens), 3) for tokens in (512, 2048))
-    short = (*decodes(1, 4, 8, 32), (decode_case(8, 1024, 8), 5), *prompts)
+    reuse = (reuse_case(2048, 1792), 7)
+    short = (*batches, (decode_case(8, 1024, 8), 5), *prompts, reuse)
     alone = (Setting(model="lab-30m", dtype="float32", threads=1, cases=decodes(1, 8)),) if threads > 1 else ()
     return (
         Setting(model="lab-30m", dtype="float32", threads=threads, cases=short),
-        Setting(model="lab-30m", dtype="bfloat16", threads=threads, cases=(*decodes(1, 4, 8, 32), *prompts)),
-        Setting(model="lab-100m", dtype="float32", threads=threads, cases=(*decodes(1, 4, 8, 32), *prompts)),
-        Setting(model="lab-100m", dtype="bfloat16", threads=threads, cases=decodes(1, 4, 8, 32)),
+        Setting(model="lab-30m", dtype="bfloat16", threads=threads, cases=(*batches, *prompts, reuse)),
+        Setting(model="lab-100m", dtype="float32", threads=threads, cases=(*batches, *prompts)),
+        Setting(model="lab-100m", dtype="bfloat16", threads=threads, cases=batches),
         *alone,
         Setting(model="lab-30m", dtype="float32", threads=threads, cases=((mixed_case(64), 1),)),
     )
 
 
 SERVES: Final = ("vLLM", "vLLM eager")
-"""External peers that batch requests which come and go, and so take part in the mixed case."""
+"""External peers that batch requests which come and go and reuse prefixes: they take part in those cases."""
 SMOKE: Final = (
     Setting(
-        model="lab-tiny",
+        model="lab-recall",  # of the shapes with heads that vLLM computes on CPUs, the smallest
         dtype="float32",
         threads=1,
-        cases=((decode_case(2, 8, 2), 1), (prefill_case(8), 1), (mixed_case(2, scale=0.05), 1)),
+        cases=(
+            (decode_case(2, 8, 2), 1),
+            (prefill_case(8), 1),
+            (reuse_case(300, 256), 1),
+            (mixed_case(2, scale=0.05), 1),
+        ),
     ),
 )
 """To see that everything runs; its numbers mean nothing."""
 
 
+class PeerError(RuntimeError):
+    """A peer cannot go on; `peer` is its name."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(reason)
+        self.peer = peer
+
+
 class PeerProcess:
     """A peer, asked over its standard streams; see `mooncake_lab.bench.peers.Subject`."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
+        self._name, self._process = name, process
         self.version: str = self._read()
 
     def ask(self, do: str, **arguments: object) -> Any:
         """What the peer answers.
 
         Raises:
-            RuntimeError: when it has ended; what it said of that is on our standard error.
+            PeerError: when it cannot go on, with its reason; more of that is on our standard error.
         """
         assert self._process.stdin is not None  # noqa: S101  # it is a pipe
-        self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # why it ended is read below
+            self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self._process.stdin.flush()
         return self._read()
 
     def seconds(self, prompts: Tokens, new_tokens: Sequence[int], clock: Clock) -> float:
@@ -108,6 +124,11 @@ class PeerProcess:
             return self.ask("serve", prompts=prompts, new_tokens=list(new_tokens))
         (prompt,) = prompts
         return self.ask("prefill", prompt=prompt)
+
+    def reuse_s(self, prompt: list[int], reused_tokens: int, clock: Clock) -> float:
+        """Of one prompt up to its first token; see `mooncake_lab.bench.peers.ReusingSubject`."""
+        del clock
+        return self.ask("reuse", prompt=prompt, reused_tokens=reused_tokens)
 
     def decoding(self, prompt: list[int], batch: int, most_tokens: int, clock: Clock) -> Decoding:
         """Steps by the peer's own clock."""
@@ -119,8 +140,11 @@ class PeerProcess:
         assert self._process.stdout is not None  # noqa: S101  # it is a pipe
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the peer ended with status {self._process.wait()}")
-        return json.loads(line)
+            raise PeerError(self._name, f"the peer ended with status {self._process.wait()}")
+        answer = json.loads(line)
+        if isinstance(answer, dict):
+            raise PeerError(self._name, str(answer["error"]))  # pyright: ignore[reportUnknownArgumentType]
+        return answer
 
 
 class _PeerDecoding:
@@ -139,12 +163,12 @@ class _PeerDecoding:
 
 
 @contextmanager
-def peer_process(python: Path, script: Path, directory: Path, dtype: str) -> Iterator[PeerProcess]:
+def peer_process(name: str, python: Path, directory: Path, dtype: str) -> Iterator[PeerProcess]:
     """A peer with a model loaded, until the end of the block."""
-    words = [str(python), str(script), str(directory), dtype, str(torch.get_num_threads())]
+    words = [str(python), str(SCRIPTS[name]), str(directory), dtype, str(torch.get_num_threads())]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603  # our script
     try:
-        yield PeerProcess(process)
+        yield PeerProcess(name, process)
     finally:
         process.kill()
         process.communicate()
@@ -174,8 +198,8 @@ def measure(wanted: Sequence[Setting], external: Mapping[str, Path], budget_s: f
             hugging_face(weights).float().save_pretrained(directory)
             for name, python in external.items():
                 try:
-                    peer = stack.enter_context(peer_process(python, SCRIPTS[name], directory, setting.dtype))
-                except RuntimeError as error:  # OpenVINO has no bfloat16 cache on processors without AVX-512
+                    peer = stack.enter_context(peer_process(name, python, directory, setting.dtype))
+                except PeerError as error:  # OpenVINO has no bfloat16 cache on processors without AVX-512
                     skipped.append(f"{setting.label}: {name} does not start: {error}")
                     continue
                 bench.peers[name], versions[name] = peer, peer.version
@@ -199,14 +223,30 @@ def _rows(setting: Setting, bench: Bench, end_s: float, skipped: list[str]) -> I
             bench.peers["hf-continuous"] = HuggingFaceContinuous(bench.transformers, settings)
             peers = ["hf", "hf-continuous", *(name for name in bench.peers if name in SERVES)]
             # a small burst warms all up; the large one has no time for a round that does not count
-            bench.compare(mixed_case(4, scale=0.1), peers, 1)
+            _compared(setting, bench, (mixed_case(4, scale=0.1), 1), peers, skipped)
+        if case.kind == "reuse":
+            peers = [name for name in peers if name in SERVES]
         work = work_of(case, bench.config, size)
-        for found in bench.compare(case, peers, rounds, warm_up=case.kind != "mixed"):
+        for found in _compared(setting, bench, (case, rounds), peers, skipped):
             sys.stderr.write(
                 f"{setting.model} {setting.dtype} {case.name}: {found.ratio:.2f} x {found.peer}"
                 f" ({found.same_tokens} of {found.compared_tokens} tokens the same)\n"
             )
             yield {**about, **asdict(found), **work, "peaks": rates_of(peaks, size)._asdict()}
+
+
+def _compared(
+    setting: Setting, bench: Bench, timed: tuple[Case, int], peers: list[str], skipped: list[str]
+) -> list[Comparison]:
+    """The comparisons of a case; a peer that cannot go on is named and dropped, and the others are timed again."""
+    case, rounds = timed
+    while True:
+        try:
+            return bench.compare(case, peers, rounds, warm_up=case.kind != "mixed") if peers else []
+        except PeerError as error:
+            skipped.append(f"{setting.label}: {error.peer} ended in {case.name}: {error}")
+            peers.remove(error.peer)
+            del bench.peers[error.peer]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -111,7 +111,7 @@ def work_of(case: Case, config: LlamaConfig, bytes_per_element: int) -> dict[str
     for prompt, new in zip(case.prompt_tokens, case.new_tokens, strict=True):
         decodes = new - 1
         moved += kv * (decodes * prompt + decodes * (decodes + 1) // 2)
-        begin = prompt if first else 0
+        begin = prompt if first else case.reused_tokens
         tokens = prompt + decodes - begin
         pairs = ((prompt + decodes) * (prompt + decodes + 1) - begin * (begin + 1)) / 2
         head = config.vocabulary * config.width

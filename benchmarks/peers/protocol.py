@@ -1,6 +1,7 @@
 """What a peer's process answers: a question and an answer a line, JSON, on its own standard streams.
 
-A peer lives in an environment of its own, so that neither its libraries nor its threads meet ours.
+A peer lives in an environment of its own, so that neither its libraries nor its threads meet ours. A peer that
+cannot go on says why, `{"error": ...}`, and ends.
 """  # noqa: INP001  # scripts, not a package
 
 import argparse
@@ -34,6 +35,18 @@ class Peer(Protocol):
         ...
 
 
+class Serving(Peer, Protocol):
+    """A peer that batches requests which come and go, and reuses the prefixes that they share."""
+
+    def serve(self, prompts: list[list[int]], new_tokens: list[int]) -> float:
+        """Seconds until all requests, which come at once, have their tokens."""
+        ...
+
+    def reuse(self, prompt: list[int], reused_tokens: int) -> float:
+        """Seconds from a prompt to its first token, where its first tokens were computed before."""
+        ...
+
+
 def answer(make: Callable[[Path, str, int], Peer]) -> None:
     """Load the model that the command line names, and answer until the input ends."""
     parser = argparse.ArgumentParser()
@@ -43,13 +56,18 @@ def answer(make: Callable[[Path, str, int], Peer]) -> None:
     chosen = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries like to print
-    peer = make(chosen.directory, chosen.dtype, chosen.threads)
 
     def say(value: object) -> None:
         answers.write(json.dumps(value) + "\n")
         answers.flush()
 
-    say(peer.version)
-    for line in sys.stdin:
-        question: dict[str, Any] = json.loads(line)
-        say(getattr(peer, question.pop("do"))(**question))
+    try:
+        peer = make(chosen.directory, chosen.dtype, chosen.threads)
+        say(peer.version)
+        for line in sys.stdin:
+            question: dict[str, Any] = json.loads(line)
+            say(getattr(peer, question.pop("do"))(**question))
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [""]
+        say({"error": f"{type(error).__name__}: {reason[0]}"})
+        raise

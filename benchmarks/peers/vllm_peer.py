@@ -65,16 +65,20 @@ class VLLM:
         ).llm_engine
         self._params = partial(vllm.SamplingParams, temperature=0.0, ignore_eos=True, detokenize=False)
         self._made: dict[str, list[int]] = {}
+        self._reused_tokens = 0  # of the request that generated last
         self._numbers = iter(range(sys.maxsize))
 
     def prefill(self, prompt: list[int]) -> float:
         """Chunks as vLLM cuts them, and no prefix found."""
-        self._reset()
-        start = time.perf_counter()
-        self._add(prompt, 1)
-        while self._engine.has_unfinished_requests():
-            self._step()
-        return time.perf_counter() - start
+        return self.serve([prompt], [1])
+
+    def reuse(self, prompt: list[int], reused_tokens: int) -> float:
+        """Whole blocks are reused."""
+        self.serve([prompt[:reused_tokens]], [1])
+        seconds = self._timed([prompt], [1])
+        if self._reused_tokens != reused_tokens:
+            raise RuntimeError(f"vLLM reused {self._reused_tokens} of {reused_tokens} tokens")
+        return seconds
 
     def begin(self, prompt: list[int], batch: int, most_tokens: int) -> None:
         """The first ones may be some tokens ahead when the last one has its first token."""
@@ -95,16 +99,19 @@ class VLLM:
     def serve(self, prompts: list[list[int]], new_tokens: list[int]) -> float:
         """All requests at once, until the last one is done."""
         self._reset()
+        return self._timed(prompts, new_tokens)
+
+    def tokens(self) -> list[int]:
+        """Of the first request."""
+        return next(iter(self._made.values()))
+
+    def _timed(self, prompts: list[list[int]], new_tokens: list[int]) -> float:
         start = time.perf_counter()
         for prompt, count in zip(prompts, new_tokens, strict=True):
             self._add(prompt, count)
         while self._engine.has_unfinished_requests():
             self._step()
         return time.perf_counter() - start
-
-    def tokens(self) -> list[int]:
-        """Of the first request."""
-        return next(iter(self._made.values()))
 
     def _add(self, prompt: list[int], new_tokens: int) -> None:
         name = str(next(self._numbers))
@@ -113,6 +120,7 @@ class VLLM:
 
     def _step(self) -> None:
         for result in self._engine.step():
+            self._reused_tokens = result.num_cached_tokens
             self._made[result.request_id] = list(result.outputs[0].token_ids)
 
     def _reset(self) -> None:

@@ -7,6 +7,7 @@ ours, whichever peers it is compared with.
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -15,7 +16,15 @@ import numpy as np
 import torch
 
 from mooncake_lab.bench.measuring import alternate
-from mooncake_lab.bench.peers import HuggingFaceGenerate, OurEngine, Subject, Tokens, hugging_face, our_engine
+from mooncake_lab.bench.peers import (
+    HuggingFaceGenerate,
+    OurEngine,
+    ReusingSubject,
+    Subject,
+    Tokens,
+    hugging_face,
+    our_engine,
+)
 from mooncake_lab.engine.backends import choose_backend
 from mooncake_lab.engine.config import LlamaConfig, config_from_shape
 from mooncake_lab.engine.loading import DTYPES
@@ -30,16 +39,18 @@ class Case:
     """A workload to be timed."""
 
     name: str
-    kind: Literal["prefill", "decode", "mixed"]
+    kind: Literal["prefill", "decode", "mixed", "reuse"]
     prompt_tokens: tuple[int, ...]
     new_tokens: tuple[int, ...]
     """A request; of decode cases, the steps of a round."""
+    reused_tokens: int = 0
+    """First tokens of the prompt that were computed before; more than none in a case of reuse."""
 
     @property
     def tokens(self) -> int:
-        """Prompt tokens of a prefill; of other cases the tokens generated in the time that counts."""
-        if self.kind == "prefill":
-            return sum(self.prompt_tokens)
+        """Prompt tokens of a prefill, without reused ones; of other cases the tokens generated in the time."""
+        if self.kind in {"prefill", "reuse"}:
+            return sum(self.prompt_tokens) - self.reused_tokens
         return sum(self.new_tokens) - len(self.new_tokens) * (self.kind == "decode")
 
 
@@ -71,6 +82,17 @@ class Comparison:
 def prefill_case(tokens: int) -> Case:
     """A prompt up to its first token."""
     return Case(name=f"prefill 1 x {tokens}", kind="prefill", prompt_tokens=(tokens,), new_tokens=(1,))
+
+
+def reuse_case(tokens: int, reused_tokens: int) -> Case:
+    """A prompt up to its first token, whose first tokens another request has just computed."""
+    return Case(
+        name=f"prefill 1 x {tokens}, {reused_tokens} of them reused",
+        kind="reuse",
+        prompt_tokens=(tokens,),
+        new_tokens=(1,),
+        reused_tokens=reused_tokens,
+    )
 
 
 def decode_case(batch: int, prompt_tokens: int, steps: int) -> Case:
@@ -112,8 +134,8 @@ class Bench:
         cpu, kind = torch.device("cpu"), DTYPES[dtype]
         self.config: LlamaConfig = config_from_shape(model_shape(shape), max_positions=16384)
         self.weights: LlamaWeights = random_weights(self.config, device=cpu, dtype=kind)
-        model = make_model(self.weights, choose_backend(cpu, kind))
-        self.ours: OurEngine = our_engine(model, cache_tokens=cache_tokens)
+        self._model = make_model(self.weights, choose_backend(cpu, kind))
+        self.ours: OurEngine = our_engine(self._model, cache_tokens=cache_tokens)
         self.transformers = hugging_face(self.weights)
         self.peers: dict[str, Subject] = {"hf": HuggingFaceGenerate(self.transformers)}
         self._clock = clock
@@ -121,7 +143,11 @@ class Bench:
     def compare(
         self, case: Case, peers: Sequence[str], rounds: int, *, seed: int = 0, warm_up: bool = True
     ) -> list[Comparison]:
-        """Time a case, ours and the peers', after one round that does not count unless `warm_up` says no."""
+        """Time a case, ours and the peers', after one round that does not count unless `warm_up` says no.
+
+        Raises:
+            TypeError: when a peer of a case of reuse reuses nothing.
+        """
         rng = np.random.default_rng(seed)
         prompts: Tokens = [rng.integers(0, self.config.vocabulary, count).tolist() for count in case.prompt_tokens]
         subjects = [self.ours, *(self.peers[name] for name in peers)]
@@ -130,6 +156,10 @@ class Bench:
             times, tokens = self._decodes(case, prompts[0], subjects, turns)
         else:
             works = [partial(each.seconds, prompts, case.new_tokens, self._clock) for each in subjects]
+            if case.kind == "reuse":
+                ours = our_engine(self._model, cache_tokens=2 * case.prompt_tokens[0], prefix_caching=True)
+                reusing = [ours, *map(_reusing, subjects[1:])]
+                works = [partial(each.reuse_s, prompts[0], case.reused_tokens, self._clock) for each in reusing]
             times, tokens = alternate(works, turns), [list[int]() for _ in subjects]
         times = [seconds[len(turns) - rounds :] for seconds in times]
         return [
@@ -143,12 +173,19 @@ class Bench:
         """Seconds of every turn, and the tokens of the first request, of each subject."""
         batch, steps = len(case.new_tokens), case.new_tokens[0] - 1
         most_tokens = (steps + 1) * len(turns) + 2
-        decodings = [each.decoding(prompt, batch, most_tokens, self._clock) for each in subjects]
-        times = alternate([partial(each.turn, steps) for each in decodings], turns)
-        tokens = [list(each.tokens) for each in decodings]
-        for each in decodings:
-            each.close()
-        return times, tokens
+        with ExitStack() as open_ones:
+            decodings = [
+                open_ones.enter_context(closing(each.decoding(prompt, batch, most_tokens, self._clock)))
+                for each in subjects
+            ]
+            times = alternate([partial(each.turn, steps) for each in decodings], turns)
+            return times, [list(each.tokens) for each in decodings]
+
+
+def _reusing(subject: Subject) -> ReusingSubject:
+    if not isinstance(subject, ReusingSubject):
+        raise TypeError(f"{type(subject).__name__} reuses no prefixes; leave it out of a case of reuse")
+    return subject
 
 
 def _comparison(

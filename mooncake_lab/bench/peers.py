@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
@@ -50,6 +50,15 @@ class Subject(Protocol):
         ...
 
 
+@runtime_checkable
+class ReusingSubject(Protocol):
+    """An engine that keeps the KVCache of prompts for those that begin with the same tokens."""
+
+    def reuse_s(self, prompt: list[int], reused_tokens: int, clock: Clock) -> float:
+        """Seconds from a prompt to its first token, where a request has just computed its first tokens."""
+        ...
+
+
 def checked_seconds(
     generate: Callable[[Tokens, Sequence[int]], Tokens], prompts: Tokens, new_tokens: Sequence[int], clock: Clock
 ) -> float:
@@ -68,7 +77,7 @@ def checked_seconds(
 
 @dataclass(frozen=True, slots=True)
 class OurEngine:
-    """This package's engine; prefixes are not reused, as in the peers."""
+    """This package's engine; prefixes are reused where it was made so."""
 
     engine: Engine
 
@@ -83,6 +92,12 @@ class OurEngine:
     def seconds(self, prompts: Tokens, new_tokens: Sequence[int], clock: Clock) -> float:
         """As `Subject`."""
         return checked_seconds(self.generate, prompts, new_tokens, clock)
+
+    def reuse_s(self, prompt: list[int], reused_tokens: int, clock: Clock) -> float:
+        """As `ReusingSubject`; whole blocks are reused, and nothing that is older."""
+        self.engine.allocator.forget()
+        self.generate([prompt[:reused_tokens]], (1,))
+        return self.seconds([prompt], (1,), clock)
 
     def decoding(self, prompt: list[int], batch: int, most_tokens: int, clock: Clock) -> Decoding:
         """As `Subject`; the engine must not be busy."""
@@ -215,13 +230,15 @@ class _Watch:
         """Nothing is left to print."""
 
 
-def our_engine(model: LlamaModel, *, cache_tokens: int, chunk_tokens: int = 512) -> OurEngine:
+def our_engine(
+    model: LlamaModel, *, cache_tokens: int, chunk_tokens: int = 512, prefix_caching: bool = False
+) -> OurEngine:
     """This package's engine, with space for `cache_tokens` of KVCache."""
     settings = EngineSettings(
         cache_blocks=-(-cache_tokens // 16),
         block_size_tokens=16,
         max_batch_tokens=max(chunk_tokens, 256),
-        prefix_caching=False,
+        prefix_caching=prefix_caching,
         keep_log=False,
     )
     return OurEngine(Engine(model, SarathiServe(chunk_tokens=chunk_tokens), settings))

@@ -4,11 +4,12 @@ import itertools
 import json
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import numpy as np
 import pytest
 import torch
-from engine import SMOKE, measure
+from engine import SMOKE, Setting, measure
 from gpu import main as measure_gpu
 from gpu import make_lab
 from gpu import measure as measure_sections
@@ -26,12 +27,50 @@ from speed import (
     work_of,
 )
 
-from mooncake_lab.bench.engine import Bench, Case, decode_case, mixed_case, prefill_case
+from mooncake_lab.bench.engine import Bench, Case, decode_case, mixed_case, prefill_case, reuse_case
 from mooncake_lab.bench.peers import HuggingFaceGenerate, hugging_face, our_engine
 from mooncake_lab.engine.config import config_from_shape
 from mooncake_lab.perf import model_shape
 
 ROOT = Path(__file__).parents[2]
+ENGINE_SCRIPTS: dict[str, Path] = {}
+_PEER = dedent(
+    """
+    import sys
+    sys.path.insert(0, {folder!r})
+    from protocol import answer
+
+    class Peer:
+        version = "1"
+
+        def __init__(self, *_):
+            self._fail("__init__")
+
+        def _fail(self, do):
+            if do == {do!r}:
+                raise ValueError("this head is not supported")
+
+        def begin(self, prompt, batch, most_tokens):
+            self._fail("begin")
+
+        def turn(self, steps):
+            self._fail("turn")
+            return 1.0
+
+        def tokens(self):
+            return [0] * 8
+
+        def prefill(self, prompt):
+            self._fail("prefill")
+            return 1.0
+
+        def reuse(self, prompt, reused_tokens):
+            self._fail("reuse")
+            return float(reused_tokens)
+
+    answer(Peer)
+    """
+)
 CONFIG = config_from_shape(model_shape("lab-tiny"))
 
 
@@ -51,6 +90,12 @@ class TestFloors:
         both = Case(name="both", kind="mixed", prompt_tokens=(50,), new_tokens=(5,))
         for kind, least in work_of(prefill_case(50), CONFIG, 4).items():
             assert work_of(both, CONFIG, 4)[kind] > least
+
+    def test_what_is_reused_is_no_work(self):
+        """A prompt behind a computed prefix multiplies what the whole prompt does beyond the prefix."""
+        whole, prefix = (work_of(prefill_case(tokens), CONFIG, 4)["flops"] for tokens in (50, 20))
+        head = 2 * CONFIG.vocabulary * CONFIG.width  # each of the three ends with one token
+        assert work_of(reuse_case(50, 20), CONFIG, 4)["flops"] == pytest.approx(whole - prefix + head)
 
     def test_the_longer_part_is_the_floor(self):
         """Bytes over bandwidth or FLOPs over the rate of computation, and which of them it is."""
@@ -84,6 +129,7 @@ class TestCases:
     def test_what_counts_as_tokens(self):
         """Prompt tokens of a prefill; of decodes those after the first, which is not timed."""
         assert (prefill_case(50).tokens, decode_case(3, 10, 4).tokens) == (50, 12)
+        assert reuse_case(50, 20).tokens == 30
 
     @pytest.mark.parametrize("warm_up", [True, False])
     def test_ratios_are_taken_within_a_round(self, warm_up):
@@ -122,6 +168,72 @@ def test_all_subjects_generate_the_same_tokens():
     assert [len(tokens) for tokens in found[0]] == [3, 9, 6]
 
 
+class TestReuse:
+    def test_our_engine_computes_what_no_request_computed(self):
+        """Each time the prefix is computed anew and then reused: the prompt leaves its last tokens to compute."""
+        lab = make_lab("lab-tiny", "cpu", "float32")
+        ours = our_engine(lab.model, cache_tokens=512, prefix_caching=True)
+        prompt = np.random.default_rng(0).integers(0, 256, 70).tolist()
+        for _ in range(2):
+            assert ours.reuse_s(prompt, 48, itertools.count().__next__) == 1
+            assert [segment.new_tokens for segment in ours.engine.last_plan.segments] == [70 - 48]
+
+    def test_a_peer_without_reuse_is_refused(self):
+        """`generate` keeps no prefixes."""
+        with pytest.raises(TypeError, match="HuggingFaceGenerate reuses no prefixes"):
+            Bench("lab-tiny", cache_tokens=256).compare(reuse_case(40, 32), ["hf"], 1)
+
+
+class TestPeerProcess:
+    SETTING = Setting(
+        model="lab-tiny", dtype="float32", threads=1,
+        cases=((decode_case(2, 8, 2), 1), (reuse_case(40, 32), 1), (prefill_case(8), 1)),
+    )  # fmt: skip
+
+    @pytest.fixture
+    def run(self, monkeypatch, tmp_path):
+        """Measures two peers of which one fails at what `do` names."""
+
+        def run(do):
+            for name in ("good", "bad"):
+                script = tmp_path / f"{name}.py"
+                script.write_text(
+                    _PEER.format(folder=str(ROOT / "benchmarks" / "peers"), do=do if name == "bad" else "")
+                )
+                monkeypatch.setitem(ENGINE_SCRIPTS, name, script)
+            monkeypatch.setattr("engine.SERVES", ("good", "bad"))
+            return measure((self.SETTING,), dict.fromkeys(("good", "bad"), Path(sys.executable)), budget_s=1e9)
+
+        monkeypatch.setattr("engine.SCRIPTS", ENGINE_SCRIPTS)
+        return run
+
+    @pytest.mark.parametrize(
+        ("do", "where"),
+        [
+            ("__init__", "bad does not start"),
+            ("begin", "bad ended in decode 2 at 8"),
+            ("turn", "bad ended in decode 2 at 8"),
+            ("reuse", "bad ended in prefill 1 x 40, 32 of them reused"),
+            ("prefill", "bad ended in prefill 1 x 8"),
+        ],
+    )
+    def test_a_peer_that_ends_is_named_and_the_others_go_on(self, run, do, where):
+        """Wherever it ends: its reason stands in the file, and each case has the other peers' rows."""
+        found = run(do)
+        assert found["skipped"] == [f"lab-tiny float32, 1 thread: {where}: ValueError: this head is not supported"]
+        assert [row["case"] for row in found["rows"] if row["peer"] == "good"] == [
+            case.name for case, _ in self.SETTING.cases
+        ]
+
+    def test_a_case_of_reuse_has_peers_that_reuse(self, run):
+        """Transformers' `generate` has no row there, and what a peer reuses it is told."""
+        rows = [row for row in run("")["rows"] if row["kind"] == "reuse"]
+        assert [(row["peer"], row["tokens"], row["peer_seconds"]) for row in rows] == [
+            ("good", 8, 32),
+            ("bad", 8, 32),
+        ]
+
+
 class TestSpeedTable:
     def test_a_run_compares_tokens_and_fills_a_table(self):
         """A line a case and peer, with its ratio and floor; decodes of the peer generate our tokens."""
@@ -140,13 +252,13 @@ class TestSpeedTable:
         """With no time at all every case is skipped, and the file says which."""
         left = measure(SMOKE, {}, budget_s=-1)
         assert left["rows"] == []
-        assert left["skipped"] == [f"lab-tiny float32, 1 thread: {case.name}" for case, _ in SMOKE[0].cases]
+        assert left["skipped"] == [f"lab-recall float32, 1 thread: {case.name}" for case, _ in SMOKE[0].cases]
 
     def test_a_peer_that_does_not_start_is_named(self):
         """The others are measured, and the file says which peer was left out."""
         found = measure(SMOKE, {"OpenVINO": Path("/bin/false")}, budget_s=1e9)
         assert found["skipped"] == [
-            "lab-tiny float32, 1 thread: OpenVINO does not start: the peer ended with status 1"
+            "lab-recall float32, 1 thread: OpenVINO does not start: the peer ended with status 1"
         ]
         assert {row["peer"] for row in found["rows"]} == {"hf", "hf-continuous"}
 
