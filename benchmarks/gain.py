@@ -258,7 +258,7 @@ def main() -> None:
     parser.add_argument("--model", default="lab-30m", help="a shape")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="requests per second")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long the requests of a rate arrive")
+    parser.add_argument("--seconds", type=float, default=8.0, help="how long the requests of a rate arrive")
     parser.add_argument("--rounds", type=int, default=2)
     asked = parser.parse_args()
     try:
