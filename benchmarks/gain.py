@@ -19,10 +19,10 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,16 +66,20 @@ _PROBE_TOKENS: Final = 24
 
 
 class Servers:
-    """All servers, started on their core. Mutable: it holds processes until the stack is closed."""
+    """The servers of some systems, started on their core. Mutable: it holds processes until the stack closes."""
 
-    def __init__(self, stack: ExitStack, python: Path, shape: str, dtype: str) -> None:
+    def __init__(self, stack: ExitStack, python: Path, shape: str, dtype: str, systems: Collection[str]) -> None:
         self._stack, self._shape = stack, shape
         self._core = cores()[0]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         self._folder = folder
         save_model(shape, dtype, folder / "model")
         started: dict[str, tuple[int, Any]] = {}
+        self._routed = [name for name in ("vllm_2", "vllm_2_aware") if name in systems]
+        wanted = {*systems, *(("vllm_2a", "vllm_2b") if self._routed else ())}
         for name, options in self._options().items():
+            if name not in wanted:
+                continue
             port = free_port()
             if name.startswith("ours"):
                 words, more = our_words(folder / "model", dtype, port, *options), {}
@@ -121,7 +125,7 @@ class Servers:
         """Start the routers before vLLM's two processes, on the core of the servers."""
         told = self._folder / "probes.json"
         told.write_text(json.dumps(probes), encoding="utf-8")
-        for system in ("vllm_2", "vllm_2_aware"):
+        for system in self._routed:
             port = free_port()
             words = [
                 sys.executable, str(Path(__file__).with_name("router.py")), self._urls["vllm_2a"],
@@ -198,8 +202,12 @@ def measure(asked: argparse.Namespace, python: Path, record: dict[str, Any], kee
     """All that the record lacks; `keep` gets it after each rate."""
     workload = SharedPrefixes(**record["workload"])
     done = {(each["system"], each["requests_per_s"], each["round"]) for each in record["cells"]}
+    left = set(product(SYSTEMS, record["rates"], range(record["rounds"]))) - done
+    systems = {system for system, _, _ in left}
+    if set(record["probes"]) != {"ours", "vllm"}:
+        systems |= {"ours_1", "vllm_1"}
     with ExitStack() as stack, pinned(cores()[1]):
-        servers = Servers(stack, python, asked.model, asked.dtype)
+        servers = Servers(stack, python, asked.model, asked.dtype, systems)
         sys.stderr.write("all servers are up; the measurement begins\n")
         for engine, system in (("ours", "ours_1"), ("vllm", "vllm_1")):
             if engine not in record["probes"]:
@@ -208,11 +216,11 @@ def measure(asked: argparse.Namespace, python: Path, record: dict[str, Any], kee
         keep()
         for number in range(record["rounds"]):
             for system in list(SYSTEMS) if number % 2 == 0 else reversed(list(SYSTEMS)):
-                left = [rate for rate in record["rates"] if (system, rate, number) not in done]
+                rates = [rate for rate in record["rates"] if (system, rate, number) in left]
                 texts = int.from_bytes(os.urandom(6))  # no earlier run of these servers has seen them
-                if left:
+                if rates:
                     fill(servers.url(system), workload.first(texts))
-                for rate in left:
+                for rate in rates:
                     found = cell(servers.url(system), workload.arrivals(rate, record["seconds"], number, texts))
                     record["cells"].append({"system": system, "requests_per_s": rate, "round": number, **found})
                     keep()

@@ -27,7 +27,7 @@ from mooncake_lab.perf import model_shape
 
 MODEL: Final = "lab"
 """The name that all servers give to the model."""
-_START_S: Final = 300.0
+_START_S: Final = 600.0
 _END_S: Final = 20.0
 
 

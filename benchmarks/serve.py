@@ -1,10 +1,13 @@
 """The live cluster beside its engine: tokens per second of one coupled worker over those of the engine alone.
 
-Run: python benchmarks/serve.py [--threads 1,2] [--batches 1,8] [--rounds 5] [--json]
+Run: python benchmarks/serve.py [--threads 1,2] [--batches 1,8] [--rounds 5] [--peers vLLM] [--json]
 
 Both generate the same greedy tokens from the same prompts, in alternating rounds of one run; the engine runs in a
 process of its own with the same number of threads. Also: seconds until a cluster has started, and until a worker
 that was killed with SIGKILL is replaced by the spare. On a shared machine only the ratios mean something.
+
+With `--peers vLLM`, our server and vLLM's answer clients over HTTP as well: the same weights and prompts, one
+thread each, both servers on one core and the clients on another where the machine has two.
 """  # noqa: INP001  # scripts, not a package
 
 import argparse
@@ -15,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +45,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="generated tokens per request")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of engine and cluster, alternating")
     parser.add_argument("--kills", type=int, default=3, help="workers killed with SIGKILL")
+    parser.add_argument("--peers", nargs="*", choices=("vLLM",), default=(), help="servers beside ours, over HTTP")
+    parser.add_argument("--environments", type=Path, default=Path(".peers"), help="where the peers are installed")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--engine", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -49,8 +55,10 @@ def main() -> None:
         return
     batches = [int(word) for word in asked.batches.split(",")]
     found = [measure(asked, int(word), batches) for word in asked.threads.split(",")]
+    over_http = beside_peers(asked, batches) if asked.peers else []
     if asked.json:
-        sys.stdout.write(json.dumps({"model": asked.model, "cores": os.cpu_count(), "runs": found}) + "\n")
+        told = {"model": asked.model, "cores": os.cpu_count(), "runs": found, "over_http": over_http}
+        sys.stdout.write(json.dumps(told) + "\n")
         return
     for run in found:
         back = f", replacement {run['replacement_s']:.2f} s (median of {asked.kills})" if asked.kills else ""
@@ -60,6 +68,12 @@ def main() -> None:
                 f"  batch {row['batch']}: engine {row['engine_per_s']:.0f}, served {row['served_per_s']:.0f}"
                 f" tokens/s; ratio {row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})\n"
             )
+    for row in over_http:
+        sys.stdout.write(
+            f"over HTTP, {row['clients']} clients: ours {row['ours_per_s']:.0f}, {row['peer']}"
+            f" {row['peer_per_s']:.0f} tokens/s; ratio {row['ratio']:.2f}"
+            f" ({row['least']:.2f} to {row['most']:.2f})\n"
+        )
 
 
 def prompts(batch: int, vocabulary: int, number: int) -> list[np.ndarray]:
@@ -119,6 +133,17 @@ def compare(
         "least": min(ratios),
         "most": max(ratios),
     }
+
+
+def beside_peers(asked: argparse.Namespace, clients: Sequence[int]) -> list[dict[str, Any]]:
+    """Servers of others beside ours; one that does not run here is left out, and one sentence says why."""
+    from over_http import beside_vllm  # a machine that needs the rest of this program may have no client
+
+    try:
+        return list(beside_vllm(asked.model, asked.environments, clients, asked.tokens, asked.rounds))
+    except ValueError as error:
+        sys.stderr.write(f"vLLM is left out: {error}\n")
+        return []
 
 
 def replacement_s(live: LiveCluster, pool: WorkerPool) -> float:

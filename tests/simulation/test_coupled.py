@@ -21,6 +21,7 @@ from mooncake_lab.batching import (
     SplitFuse,
     TensorRTLLM,
     VLLMChunked,
+    VLLMToday,
 )
 from mooncake_lab.cluster import ClusterSpec, CoupledPool
 from mooncake_lab.conductor import (
@@ -417,3 +418,22 @@ def test_views_show_who_decodes_and_who_is_on_the_way():
     assert [(served.request_id, served.input_tokens) for served in decode.coming] == [(1, 96)]
     assert decode.requests == 2
     assert decode.present_tokens >= 64
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_prefix_that_is_evicted_while_an_iteration_is_planned_is_computed_again(seed):
+    """Under vLLM V1 running requests may take the blocks that a waiting one was shown; still all are served."""
+    rng = np.random.default_rng(seed)
+    asked = []
+    for number in range(60):
+        prefix, tail = int(rng.integers(8)), int(rng.integers(2, 7))
+        keys = (*(100 * prefix + block for block in range(64)), *(10_000 + 10 * number + k for k in range(tail)))
+        request = Request(
+            id=number, arrival_s=0.1 * number, input_tokens=16 * len(keys), block_keys=keys, block_size_tokens=16
+        )
+        asked.append(TracedRequest(request, int(rng.integers(16, 65))))
+    spec = ClusterSpec.small_coupled(
+        batching=VLLMToday(chunk_tokens=1024), device_tokens=7104, block_size_tokens=16, max_requests=32
+    )
+    log = Cluster(spec, MODEL).run(asked)
+    assert [len(times) for _, times in sorted(token_times_s(log))] == [each.output_tokens for each in asked]

@@ -102,6 +102,42 @@ def bracket(
 
 
 @style.styled
+def real_gain(
+    measured: pd.DataFrame, predicted: pd.DataFrame, labels: Mapping[str, str], source: str
+) -> style.BookFigure:
+    """Requests within both limits over the rate: a system a panel, measured beside predicted.
+
+    Args:
+        measured: what `gain.measured` made; each round is a circle, and the line is their mean.
+        predicted: what `gain.predicted` made; where two processes share a core, the area between both bounds.
+        labels: title of each panel.
+        source: of the measurement.
+    """
+    figure, axes = style.new_figure(2, -(-len(labels) // 2), height=4.6, sharex=True, sharey=True)
+    for panel, (system, label) in zip(axes, labels.items(), strict=True):
+        colour = COLOURS["mooncake" if system.startswith("ours") else "vllm"]
+        mine = where(measured, system=system)
+        rates = sorted(set(mine["requests_per_s"]))
+        means = [np.mean(where(mine, requests_per_s=rate)["within"]) for rate in rates]
+        panel.plot(rates, means, color=colour, label="_")
+        panel.plot(mine["requests_per_s"], mine["within"], "o", color=colour, label="_")
+        theirs = where(predicted, system=system).sort_values("requests_per_s")
+        bounds = [where(theirs, slower=slower) for slower in sorted(set(theirs["slower"]))]
+        for each in bounds:
+            panel.plot(each["requests_per_s"], each["within"], color=COLOURS["here"], linestyle=_DASHES, label="_")
+        low, high = bounds[-1], bounds[0]
+        panel.fill_between(low["requests_per_s"], low["within"], high["within"], color=COLOURS["here"], alpha=0.12)
+        style.panel_title(panel, label)
+        panel.set(ylim=(-3, 103), xlim=(0, None))
+    columns = len(axes) // 2
+    for panel in axes[columns:]:
+        panel.set_xlabel("request rate (req/s)")
+    for panel in axes[::columns]:
+        panel.set_ylabel("within both limits (%)")
+    return style.finished(figure, source, legend=False)
+
+
+@style.styled
 def gpu_time(
     rows: pd.DataFrame, paper: pd.DataFrame, names: Mapping[str, str], groups: Mapping[str, str]
 ) -> style.BookFigure:

@@ -239,3 +239,13 @@ def predicted(record: Mapping[str, Any], tbt_limit_s: float) -> Iterator[Mapping
                 "ttft_median_s": float(np.nanmedian(table["ttft_s"].to_numpy())),
                 "tbt_median_s": float(np.nanmedian(table["tbt_fast_s"].to_numpy())),
             }
+
+
+def source_of(record: Mapping[str, Any]) -> str:
+    """Where and when it was measured, for the footer of a figure."""
+    machine = record["machine"]
+    loads = [cell["load_average"] for cell in record["cells"]]
+    return (
+        f"circles: measured on {machine['processor']}, one of {machine['cores']} cores, {machine['date']}, commit"
+        f" {record['commit']}, load average {min(loads):.1f} to {max(loads):.1f}; dotted: simulated"
+    )
