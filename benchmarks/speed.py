@@ -191,7 +191,7 @@ def speed_table(found: Mapping[str, Any]) -> str:
 
 
 def speed_sentence(*measurements: Mapping[str, Any]) -> str:
-    """How fast the engine is, in one sentence: median and range of the ratios beside each other program."""
+    """How fast the engine is: median and range of the ratios beside each other program, and the rows below 1."""
     names: Mapping[str, str] = {**PEERS, "hf": "transformers' `generate`"}
     ratios: dict[str, list[float]] = {}
     dtypes: dict[str, set[str]] = {}
@@ -205,9 +205,16 @@ def speed_sentence(*measurements: Mapping[str, Any]) -> str:
     only = {peer: "" if own == every else f" ({', '.join(sorted(own))} only)" for peer, own in dtypes.items()}
     beside = "; ".join(f"{peer}{only[peer]} {_spread(each)}" for peer, each in ratios.items())
     machine = measurements[0]["machine"]
+    slower = [
+        f"{row['model']} {row['dtype']}, {row['case']} ({names.get(row['peer'], row['peer'])} {row['ratio']:.2f})"
+        for found in measurements
+        for row in found["rows"]
+        if row["peer"] != "whole" and row["ratio"] < 1
+    ]
+    below = f" Slower than another program: {'; '.join(slower)}." if slower else ""
     return (
         "Our engine's tokens per second over those of other programs, with the same weights on"
-        f" {machine['cores']} CPU cores (median and range over the cases, {machine['date']}): {beside}.\n"
+        f" {machine['cores']} CPU cores (median and range over the cases, {machine['date']}): {beside}.{below}\n"
     )
 
 

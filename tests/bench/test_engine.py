@@ -280,6 +280,9 @@ class TestSpeedTable:
                 ratios = [row["ratio"] for row in found["rows"] if row["peer"] == peer]
                 one, several = f" {ratios[0]:.2f} (one case)", f" ({min(ratios):.2f} to {max(ratios):.2f})"
                 assert (one if len(ratios) == 1 else several) in page
+            for row in found["rows"]:
+                named = f"{row['model']} {row['dtype']}, {row['case']} ({row['peer']} {row['ratio']:.2f})"
+                assert (named in page) == (row["ratio"] < 1)
 
     def test_a_page_without_marks_is_refused(self):
         """No mark, no table: an error that says so."""
