@@ -203,7 +203,7 @@ def measure(asked: argparse.Namespace, python: Path, record: dict[str, Any], kee
     workload = SharedPrefixes(**record["workload"])
     done = {(each["system"], each["requests_per_s"], each["round"]) for each in record["cells"]}
     left = set(product(SYSTEMS, record["rates"], range(record["rounds"]))) - done
-    systems = {system for system, _, _ in left}
+    systems = {str(system) for system, _, _ in left}
     if set(record["probes"]) != {"ours", "vllm"}:
         systems |= {"ours_1", "vllm_1"}
     with ExitStack() as stack, pinned(cores()[1]):

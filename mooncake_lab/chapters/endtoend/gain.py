@@ -199,7 +199,7 @@ def measured(record: Mapping[str, Any], tbt_limit_s: float) -> Iterator[Mapping[
             "requests_per_s": cell["requests_per_s"],
             "round": cell["round"],
             "requests": asked,
-            "within": 100 * sum(within) / asked,
+            "within": 100 * within.count(True) / asked,
             "ttft_median_s": float(np.median(cell["ttft_s"])) if pairs else np.nan,
             "tbt_median_s": float(np.median(cell["tbt_s"])) if pairs else np.nan,
         }
