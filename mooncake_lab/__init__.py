@@ -6,6 +6,7 @@ The package by floors, each importing only from the floors below it:
     course                                   assignments, and their grading in a sandbox
     batch                                    executes notebooks with papermill, checks statements, renders pages
     chapters · playground                    a folder for each chapter; the simulator in a page
+    calibrate                                measures a server, and fits the simulator to it
     figures · experiments · testbeds         style; parameters and results; the papers' machines
     metrics · paper · bench                  from logs to numbers; facts and claims; measurements here
     simulation · serving                     the two runtimes: in virtual time, and live with worker processes

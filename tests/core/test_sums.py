@@ -39,10 +39,7 @@ WHOLE = {
     "perf/runahead.py": {"bounds[:-1]"},
     "serving/calibration.py": {"tokens - reused", "batch * (_STEPS + 2 + batch)", "request.known", "row[0]"},
     "serving/clients.py": {"max(1, min(len(each.contexts), most))"},
-    "serving/prefix_cache.py": {
-        "t.evicted + t.dropped + t.demoted + t.promoted + t.damaged + t.refused + t.write_errors",
-        "tier.damaged",
-    },
+    "serving/prefix_cache.py": {"tier.damaged"},
     "simulation/coupled.py": {"held - self._in_memory_blocks(request_id)"},
     "simulation/kv_transfer.py": {"min(size, most - place * size)"},
     "store/backed_tier.py": {"layers", "list(freeing.values())"},
