@@ -9,6 +9,7 @@ import pytest
 from mooncake_lab.chapters.endtoend import bracket
 from mooncake_lab.chapters.endtoend.experiment import LIMITS_MS, EndToEnd
 from mooncake_lab.chapters.endtoend.host import fitted_host
+from mooncake_lab.core import carried_folder
 from mooncake_lab.experiments import run, value
 
 COLUMNS = [f"capacity_{ms}_ms" for ms in LIMITS_MS]
@@ -90,7 +91,8 @@ def test_held_back_gains_are_compared_with_the_intervals_of_the_record():
     table = bracket.compared(found, bracket.recorded())
     assert len(table) == len(bracket.BASELINES) * len(bracket.HELD_BACK) * len(LIMITS_MS)
     assert (table["percent"] == 100).all()
-    assert (table["agrees"] == table["percent"].between(table["low"], table["high"])).all()
+    low, high = table["low"] - bracket.ROUNDING, table["high"] + bracket.ROUNDING
+    assert (table["agrees"] == table["percent"].between(low, high)).all()
     assert set(table["agrees"]) == {True, False}
 
 
@@ -100,3 +102,13 @@ def test_held_back_seeds_are_of_no_interval():
     assert {(p.workload, p.system) for p in bracket.held_back()} == {
         (w, s) for w, baseline in bracket.BASELINES.items() for s in ("mooncake", baseline)
     }
+
+
+def test_held_back_gains_lie_in_the_intervals_of_the_record():
+    """Of 45 recorded gains with seeds that no interval has seen, all but two lie where a further seed should."""
+    found = pd.read_csv(carried_folder("measured") / "held_back_gains.csv")
+    assert set(found["seed"]) == set(bracket.HELD_BACK)
+    assert len(found) == len(bracket.BASELINES) * len(bracket.HELD_BACK) * len(LIMITS_MS)
+    low, high = found["low"] - bracket.ROUNDING, found["high"] + bracket.ROUNDING
+    assert (found["agrees"] == found["percent"].between(low, high)).all()
+    assert (~found["agrees"]).sum() <= 2
