@@ -77,6 +77,7 @@ def replays(baseline=4000, early=3600, predictive=3400, twins=3, correlation=-0.
             {
                 "policy": policy, "twin": twin, "ttft_limit_s": limit_s, "rejected_share": (count + twin) / 23_000,
                 "correlation": correlation, "decode_swing": 0.1, "peak_lag_s": 30.0,
+                "prefill_load": 0.7, "decode_load": 0.9,
             }
             for policy, count in counts.items() for twin in range(twins) for limit_s in (15.0, 30.0)
         ]
