@@ -34,7 +34,7 @@ TESTS = (
     "tests/core", "tests/perf", "tests/workload", "tests/store", "tests/batching", "tests/conductor",
     "tests/cluster", "tests/simulation", "tests/metrics", "tests/paper", "tests/testbeds", "tests/contract",
     "tests/properties", "tests/playground", "tests/cli/test_simulate.py", "tests/cli/test_trace.py",
-    "tests/cli/test_cache.py",
+    "tests/calibrate", "tests/cli/test_cache.py",
 )  # fmt: skip
 """The tests of packages that compute results without torch."""
 LEFT_OUT = {
