@@ -27,7 +27,8 @@ import torch
 from gpu_lab import DRY, FULL, Lab
 from gpu_sections import GOALS, SECTIONS
 
-from mooncake_lab.bench.machine import commit, describe_machine, measure_peaks
+from mooncake_lab.bench.commits import commit
+from mooncake_lab.bench.machine import describe_machine, measure_peaks
 from mooncake_lab.core import complete_file
 from mooncake_lab.engine.backends import choose_backend
 from mooncake_lab.engine.config import config_from_shape

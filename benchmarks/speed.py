@@ -20,8 +20,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 import torch
 
+from mooncake_lab.bench.commits import commit
 from mooncake_lab.bench.engine import Case
-from mooncake_lab.bench.machine import commit, describe_machine
+from mooncake_lab.bench.machine import describe_machine
 from mooncake_lab.bench.peers import Decoding, Tokens, checked_seconds
 from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.reference import Clock

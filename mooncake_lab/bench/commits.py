@@ -1,4 +1,4 @@
-"""Which commits the records in `data/measured` name, and which of them are not part of the history at hand.
+"""The commit of this code, and those that the records in `data/measured` name: which are not part of the history.
 
     python -m mooncake_lab.bench.commits
 
@@ -16,6 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from mooncake_lab.core import carried_folder
+
+
+def commit() -> str | None:
+    """The commit of the source that runs, with a + where files differ from it; None where it cannot be told."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    command = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # plain words
+    return done.stdout.strip() or None
 
 
 def named_commits(folder: Path) -> dict[str, tuple[str, ...]]:

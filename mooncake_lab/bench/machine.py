@@ -6,8 +6,6 @@ measured in the same run: the best of the candidates of `peaks`.
 
 import os
 import platform
-import shutil
-import subprocess
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -109,13 +107,3 @@ def memory_bytes(device: str = "cpu") -> float:
     if device == "cuda":
         return float(torch.cuda.get_device_properties(0).total_memory)
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-
-
-def commit() -> str | None:
-    """The commit of the source that runs, with a + where files differ from it; None where it cannot be told."""
-    git = shutil.which("git")
-    if git is None:
-        return None
-    command = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # plain words
-    return done.stdout.strip() or None

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar, cast
 
 import pandas as pd
 
-from mooncake_lab.bench.machine import commit
+from mooncake_lab.bench.commits import commit
 from mooncake_lab.chapters.chunked import experiment as chunked
 from mooncake_lab.chapters.endtoend import claims as endtoend_claims
 from mooncake_lab.chapters.endtoend import experiment as endtoend

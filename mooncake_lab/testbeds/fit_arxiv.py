@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from mooncake_lab.bench.machine import commit
+from mooncake_lab.bench.commits import commit
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import AdmitAll, WithinSLO
 from mooncake_lab.core import SLO, TracedRequest, carried_folder, rare_collections

@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from mooncake_lab.bench.machine import commit
+from mooncake_lab.bench.commits import commit
 from mooncake_lab.chapters.endtoend.experiment import LIMITS_MS, EndToEnd
 from mooncake_lab.chapters.endtoend.host import fitted_host
 from mooncake_lab.core import carried_folder

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from mooncake_lab import metrics
-from mooncake_lab.bench.machine import commit
+from mooncake_lab.bench.commits import commit
 from mooncake_lab.chapters.endtoend.experiment import EndToEnd, serve
 from mooncake_lab.core import carried_folder
 from mooncake_lab.experiments import run, vary

@@ -19,8 +19,9 @@ import numpy as np
 import pandas as pd
 
 from mooncake_lab.batching import VLLM, SarathiServe
+from mooncake_lab.bench.commits import commit
 from mooncake_lab.bench.faults import strike
-from mooncake_lab.bench.machine import commit, describe_machine
+from mooncake_lab.bench.machine import describe_machine
 from mooncake_lab.chapters.live.experiment import CLUSTERS, Study, StudyResult, hold_against, study, warm_up
 from mooncake_lab.chapters.live.requests import causes, checked, errors, per_request, slowed
 from mooncake_lab.cluster import ClusterSpec

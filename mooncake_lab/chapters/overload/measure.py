@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tqdm import tqdm
 
-from mooncake_lab.bench.machine import commit
+from mooncake_lab.bench.commits import commit
 from mooncake_lab.chapters.overload.experiment import Overload
 from mooncake_lab.chapters.overload.recorded import HELD_BACK_TWINS, JUDGED_TWINS
 from mooncake_lab.chapters.overload.replays import (
