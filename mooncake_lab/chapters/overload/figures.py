@@ -144,8 +144,9 @@ def overload_map(
             own = where(cells, ttft_limit_s=limit_s, kind=kind)
             axis.scatter(
                 own["decode_factor"], own["prefill_factor"], s=900, marker="s", color=COLOURS[colour], alpha=0.35,
-                label=kind, linewidths=0,
+                linewidths=0,
             )  # fmt: skip
+            axis.scatter([], [], s=60, marker="s", color=COLOURS[colour], alpha=0.35, label=kind, linewidths=0)
         for row in records(cells, ttft_limit_s=limit_s):
             text = f"{row['early']:.2f}\n{row['predictive']:.2f}"
             axis.annotate(
