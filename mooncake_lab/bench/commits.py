@@ -20,12 +20,8 @@ from mooncake_lab.core import carried_folder
 
 def commit() -> str | None:
     """The commit of the source that runs, with a + where files differ from it; None where it cannot be told."""
-    git = shutil.which("git")
-    if git is None:
-        return None
-    command = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # plain words
-    return done.stdout.strip() or None
+    done = _git("describe", "--always", "--dirty=+", "--exclude=*")
+    return (done and done.stdout.strip()) or None
 
 
 def named_commits(folder: Path) -> dict[str, tuple[str, ...]]:
@@ -55,21 +51,27 @@ def _values(part: Any) -> Iterator[Any]:
             yield from _values(value)
 
 
-def is_ancestor(commit: str) -> bool:
+def is_ancestor(named: str) -> bool:
     """Whether a commit is part of the history of the present one; without git nothing is."""
+    done = _git("merge-base", "--is-ancestor", named, "HEAD")
+    return done is not None and done.returncode == 0
+
+
+def _git(*words: str) -> subprocess.CompletedProcess[str] | None:
+    """What git says in the folder of this source; None where there is no git."""
     git = shutil.which("git")
     if git is None:
-        return False
-    command = [git, "-C", str(Path(__file__).parent), "merge-base", "--is-ancestor", commit, "HEAD"]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0  # noqa: S603  # plain words
+        return None
+    command = [git, "-C", str(Path(__file__).parent), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # plain words
 
 
 def main() -> None:
     """One line a file and commit."""
     for name, commits in named_commits(carried_folder("measured")).items():
-        for commit in commits:
-            told = "an ancestor" if is_ancestor(commit) else "not an ancestor of the present commit"
-            sys.stdout.write(f"{name}: {commit} is {told}\n")
+        for named in commits:
+            told = "an ancestor" if is_ancestor(named) else "not an ancestor of the present commit"
+            sys.stdout.write(f"{name}: {named} is {told}\n")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from mooncake_lab.bench.commits import commit
 from mooncake_lab.chapters.overload.experiment import Overload
-from mooncake_lab.chapters.overload.recorded import HELD_BACK_TWINS, JUDGED_TWINS
+from mooncake_lab.chapters.overload.recorded import HELD_BACK_TWINS, JUDGED_TWINS, points
 from mooncake_lab.chapters.overload.replays import (
     DECODE_FACTORS,
     JUDGED_THRESHOLD,
@@ -91,9 +91,9 @@ PARTS: Final[Mapping[str, Callable[[], Iterable[Overload]]]] = {
     "fitted": lambda: _on(JUDGED_TWINS, fitted_points()),
     "map": lambda: _map(JUDGED_TWINS[0]),
     "only_decode": lambda: only_decode_scarce(JUDGED_TWINS),
-    "held_back": lambda: _on(HELD_BACK_TWINS, [*fitted_points(), POINT_A, POINT_B]),
+    "held_back": lambda: _on(HELD_BACK_TWINS, points().values()),
     "held_back_map": lambda: _map(HELD_BACK_TWINS[0]),
-    "threshold_1": lambda: _on(JUDGED_TWINS, [*fitted_points(), POINT_A, POINT_B], 1.0),
+    "threshold_1": lambda: _on(JUDGED_TWINS, points().values(), 1.0),
     "map_1": lambda: _map(JUDGED_TWINS[0], 1.0),
     "map_0.95": lambda: _map(JUDGED_TWINS[0], 0.95),
 }
