@@ -205,10 +205,9 @@ def of_placement(change: Change) -> ComparisonTable:
     """Chapter 9."""
     four, stated = tuple(placement_claims.FAST_FIG_5), placement_claims.STATED_POLICY
     fast = change.run(vary(placement.PlacementReplay(), policy=four), "F29-F33 F47 F48")
-    crowd = placement.PlacementReplay(workload="arxiv", first=23_000)
-    loads = run(vary(crowd, policy=("random",), speed=placement_claims.ARXIV_SPEEDS))
-    fitted = placement_claims.closest_speed(loads, claim("A22").fact.value)
-    arxiv = change.run(vary(replace(crowd, speed=fitted), policy=four), "A19-A22 A28-A30")
+    crowd = placement.PlacementReplay(workload="arxiv", testbed="arxiv", first=23_000)
+    twins = vary(crowd, seed=placement_claims.ARXIV_TWINS, policy=four)
+    arxiv = placement_claims.means_of_twins(change.run(twins, "A19-A22 A28-A30"))
     ten = placement.PlacementReplay(prefill_nodes=10, decode_nodes=6, one_token=True)
     fig_10, workloads = "F15 F16 F68-F71", tuple(placement_claims.WORKLOADS)
     local = change.run(vary(ten, workload=workloads, policy=(stated,)), fig_10).assign(policy=stated)

@@ -87,8 +87,8 @@ RULES: Final = (
         "calibrated",
         "We fitted a model to this number or to another number of its figure, or chose a setting or a definition"
         " by them, and the verdict depends on it.",
-        "A22",
-        "we replay the trace at the speed with which this number comes closest",
+        "A19",
+        "the nodes of the replay are fitted to the box plot that has this mean",
     ),
     Rule(
         "arithmetic",

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-import numpy as np
 import pandas as pd
 
 from mooncake_lab import paper
@@ -35,8 +34,8 @@ _RATIOS: Final = {
     "F": {"load_balance": "F47", "random": "F48"},
     "A": {"cache_aware": "A28", "load_balance": "A29", "random": "A30"},
 }
-ARXIV_SPEEDS: Final = (1.6, 1.7, 1.8, 1.9, 2.0)
-"""Among which the unpublished load of arXiv Fig. 8 is looked for."""
+ARXIV_TWINS: Final = (0, 1, 2)
+"""Twins over which the times of arXiv Fig. 8 are averaged: its cluster is nearly full, and twins differ much."""
 STATED_POLICY: Final = "longest_prefix"
 """How requests reach local caches in FAST'25 Fig. 10: to the node that holds most of it (assumption B13)."""
 
@@ -54,10 +53,12 @@ def beside_papers(
     return paper.comparison_table(row for rows in in_order for row in rows)
 
 
-def closest_speed(rows: pd.DataFrame, mean_s: float) -> float:
-    """The replay speed at which the mean TTFT comes closest to a printed one, as a ratio."""
-    distance = np.abs(np.log(rows["mean"].to_numpy(dtype=np.float64) / mean_s))
-    return float(rows["speed"].tolist()[int(distance.argmin())])
+def means_of_twins(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `PlacementReplay` on several twins as one row a policy: means of numbers, else the first."""
+    numbers = rows.select_dtypes("number").columns
+    return rows.groupby("policy", sort=False, as_index=False).agg(
+        {name: "mean" if name in numbers else "first" for name in rows if name != "policy"}
+    )
 
 
 def local_and_global(caches: pd.DataFrame) -> pd.DataFrame:

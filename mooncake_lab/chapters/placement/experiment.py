@@ -16,9 +16,9 @@ from mooncake_lab.experiments.experiment import vary
 from mooncake_lab.metrics import prefill_gpu_s, replicas_at, reused_share, tier_hit_rates, ttft_s
 from mooncake_lab.perf import LatencyModel, LinkLatency, as_told, column_sizes, hardware
 from mooncake_lab.simulation import Cluster
-from mooncake_lab.testbeds import paper_node_latency
+from mooncake_lab.testbeds import arxiv_testbed_latency, paper_node_latency
 from mooncake_lab.testbeds.nodes import device_tokens, node_latency
-from mooncake_lab.workload import Trace, check_workload, load, load_or_read
+from mooncake_lab.workload import Trace, check_workload, load, load_or_read, with_spread_arrivals
 
 Array = npt.NDArray[np.float64]
 PolicyName = Literal["kvcache_centric", "cache_aware", "load_balance", "random", "longest_prefix"]
@@ -27,6 +27,8 @@ FIRST_REQUESTS: Final = {"smoke": 400, "classroom": None, "full": None, "gpu": N
 """How many requests of each trace a scale replays; None is all of them."""
 SWEPT_REQUESTS: Final = {"smoke": 400, "classroom": 6000, "full": None, "gpu": None}
 """The same where one knob after the other is turned."""
+PAPER_NODE: Final = "a800-node"
+"""The node of both editions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +37,10 @@ class PlacementReplay:
 
     workload: str = "conversation"
     """The name of a workload, or the path of a trace."""
-    node: str = "a800-node"
+    node: str = PAPER_NODE
     """What each node is: the paper's, or another one scaled from it (`testbeds.nodes.node_latency`)."""
+    testbed: Literal["fast", "arxiv"] = "fast"
+    """Whose nodes of that kind: those of FAST'25, or of the arXiv edition, fitted to its Figs. 8 and 13."""
     policy: PolicyName = "kvcache_centric"
     load: Literal["backlog_s", "queued_requests", "assigned_requests"] = "backlog_s"
     """What load balancing balances (assumption B04)."""
@@ -57,8 +61,8 @@ class PlacementReplay:
     eviction: str = "lru"
     speed: float = 1.0
     """Speed of the replay relative to the recording."""
-    spread_s: float = 0.0
-    """Seconds after their tick over which arrivals are spread evenly (assumption B09)."""
+    spread: bool = False
+    """Whether arrivals are spread over the ticks of their time stamps (assumption B09)."""
     one_token: bool = False
     """Force every answer to one token, as in FAST'25 §5.3.2."""
     belief_error: float = 0.0
@@ -74,11 +78,11 @@ class PlacementReplay:
 
     def __post_init__(self) -> None:
         check_workload(self.workload)
-        node_latency(self.node)
+        _node(self)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row: TTFT as a box plot draws it, hit rate, prefill GPU time, what was fetched."""
-        shown = (self.workload, self.first, self.seed, self.speed, self.spread_s, self.one_token)
+        shown = (self.workload, self.first, self.seed, self.speed, self.spread, self.one_token)
         trace, requests = traffic(*shown, self.block_size_tokens)
         log = _cluster(self, trace.block_size_tokens).run(requests)
         latencies = np.fromiter(ttft_s(log).values(), dtype=np.float64)
@@ -142,7 +146,7 @@ def one_knob_at_a_time(base: PlacementReplay) -> dict[str, PlacementReplay]:
     """The same replay with one assumption changed at a time, by what was changed."""
     return {
         "as assumed": base,
-        "arrivals spread over the 3 s after their time stamp (B09)": replace(base, spread_s=3.0),
+        "arrivals spread over the ticks of their time stamps (B09)": replace(base, spread=True),
         "balancing threshold of 4 (B01)": replace(base, threshold=4.0),
         "Algorithm 1 of the arXiv edition": replace(base, edition="arxiv"),
         "estimates wrong by up to 50 %": replace(base, belief_error=0.5),
@@ -186,7 +190,7 @@ def traffic(
     first: int | None = None,
     seed: int = 0,
     speed: float = 1.0,
-    spread_s: float = 0.0,
+    spread: bool = False,
     one_token: bool = False,
     block_size_tokens: int = 0,
 ) -> tuple[Trace, tuple[TracedRequest, ...]]:
@@ -195,7 +199,7 @@ def traffic(
     Made once for all clusters that serve them. A file is read again when its contents change.
     """
     digests = named_files([workload]).values()
-    return _traffic(workload, first, seed, speed, spread_s, one_token, block_size_tokens, *digests)
+    return _traffic(workload, first, seed, speed, spread, one_token, block_size_tokens, *digests)
 
 
 @lru_cache(maxsize=2)
@@ -204,17 +208,15 @@ def _traffic(
     first: int | None,
     seed: int,
     speed: float,
-    spread_s: float,
+    spread: bool,
     one_token: bool,
     block_size_tokens: int,
     *sha256: str,
 ) -> tuple[Trace, tuple[TracedRequest, ...]]:
     whole = _read(workload, seed, block_size_tokens, *sha256)
-    trace = whole if first is None else whole.head(first)
-    arrival_s = trace.arrival_s / speed
-    if spread_s:
-        arrival_s = np.sort(arrival_s + np.random.default_rng(seed).uniform(0, spread_s, len(trace)))
-    arriving = replace(trace, arrival_s=arrival_s).requests()
+    arriving_at = with_spread_arrivals(whole, seed=seed) if spread else whole
+    trace = arriving_at if first is None else arriving_at.head(first)
+    arriving = replace(trace, arrival_s=trace.arrival_s / speed).requests()
     return trace, tuple(replace(traced, output_tokens=1) if one_token else traced for traced in arriving)
 
 
@@ -223,8 +225,21 @@ def _read(workload: str, seed: int, block_size_tokens: int, *_sha256: str) -> Tr
     return load_or_read(workload, seed=seed, block_size_tokens=block_size_tokens or None)
 
 
+def _node(replay: PlacementReplay) -> LatencyModel:
+    """The latency model of each node.
+
+    Raises:
+        ValueError: when there is no such node, or the testbed has no nodes of this kind.
+    """
+    if replay.testbed == "fast":
+        return node_latency(replay.node)
+    if replay.node != PAPER_NODE:
+        raise ValueError(f"the arXiv testbed has nodes of the kind {PAPER_NODE!r} only, not {replay.node!r}")
+    return arxiv_testbed_latency()
+
+
 def _cluster(replay: PlacementReplay, block_size_tokens: int) -> Cluster:
-    model = node_latency(replay.node)
+    model = _node(replay)
     policies: dict[str, conductor.PlacementPolicy] = {
         "kvcache_centric": conductor.KVCacheCentric(replay.threshold, replay.edition),
         "load_balance": conductor.LoadBalance(replay.load),

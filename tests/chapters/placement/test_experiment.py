@@ -15,14 +15,14 @@ from mooncake_lab.chapters.placement.claims import (
     WORKLOADS,
     _fig_11,
     beside_papers,
-    closest_speed,
     local_and_global,
+    means_of_twins,
 )
 from mooncake_lab.chapters.placement.experiment import ClusterCapacity
 from mooncake_lab.experiments import run, vary
 from mooncake_lab.experiments.cache import digest_of
 from mooncake_lab.paper import Verdict, claims
-from mooncake_lab.workload import TraceError
+from mooncake_lab.workload import TraceError, tick_s
 
 BASE = ClusterCapacity(ssd_bytes_per_s=6e9, dram_tokens=150_000, prefill_nodes=2, decode_nodes=2, first=300)
 
@@ -128,9 +128,8 @@ class TestReplay:
     def test_spreading_keeps_the_order_of_arrival(self):
         """Spread arrivals come no earlier and within the tick, in the same order."""
         trace = topic.traffic(SMALL.workload, SMALL.first)[0]
-        moved = [
-            traced.request.arrival_s for traced in topic.traffic(SMALL.workload, SMALL.first, spread_s=3.0)[1]
-        ]
+        assert tick_s(trace) == 3.0
+        moved = [traced.request.arrival_s for traced in topic.traffic(SMALL.workload, SMALL.first, spread=True)[1]]
         assert moved == sorted(moved)
         assert (np.array(moved) >= trace.arrival_s).all()
         assert (np.array(moved) <= trace.arrival_s + 3.0).all()
@@ -243,8 +242,16 @@ def test_the_longest_prefix_decides_what_a_global_cache_gains():
     assert sorted(hits[False]) == pytest.approx([1.1, 6.6])
 
 
-def test_the_fitted_speed_is_the_closest_one():
-    """Closest is meant as a ratio, and only speeds that were replayed can be chosen."""
-    rows = pd.DataFrame({"speed": [1.6, 1.8, 2.0], "mean": [20.0, 110.0, 190.0]})
-    assert closest_speed(rows, 92.07) == 1.8
-    assert closest_speed(rows, 150.0) == 2.0
+def test_means_of_twins_are_of_each_policy():
+    """Numbers are averaged over the twins of a policy, words are kept, and the order of policies stays."""
+    rows = pd.DataFrame({"policy": ["b", "a", "b", "a"], "seed": [0, 0, 1, 1], "mean": [1.0, 2.0, 3.0, 6.0]})
+    found = means_of_twins(rows.assign(origin="twin"))
+    assert found[["policy", "mean", "origin"]].to_numpy().tolist() == [["b", 2.0, "twin"], ["a", 4.0, "twin"]]
+
+
+def test_the_arxiv_testbed_is_a_setting_of_the_same_replay():
+    """Its nodes are those of the fit, so it serves more slowly; it has no nodes of another kind."""
+    fast, slow = replayed(SMALL, dataclasses.replace(SMALL, testbed="arxiv"))["mean"]
+    assert slow > 1.5 * fast
+    with pytest.raises(ValueError, match="nodes of the kind 'a800-node' only, not 'h200-node'"):
+        dataclasses.replace(SMALL, testbed="arxiv", node="h200-node")
