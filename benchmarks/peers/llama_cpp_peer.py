@@ -11,11 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import gguf
 import llama_cpp.llama_cpp as llama
 import numpy as np
+from gguf_file import write_gguf
 from protocol import answer
-from safetensors.numpy import load_file
 
 _CACHE_TYPES = {"float32": llama.GGML_TYPE_F32, "bfloat16": llama.GGML_TYPE_F16}
 
@@ -30,7 +29,7 @@ class LlamaCpp:
 
     def __init__(self, directory: Path, dtype: str, threads: int) -> None:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        path = _write_gguf(directory, config, dtype)
+        path = write_gguf(directory, dtype)
         llama.llama_log_set(_silent, None)
         llama.llama_backend_init()
         self._model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
@@ -115,44 +114,6 @@ def _version() -> str:
     import llama_cpp  # its package prints when imported early
 
     return llama_cpp.__version__
-
-
-def _write_gguf(directory: Path, config: dict[str, Any], dtype: str) -> Path:
-    """The weights as llama.cpp names and orders them, without a vocabulary."""
-    path = directory / f"{dtype}.gguf"
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    kind = gguf.GGMLQuantizationType.F32 if dtype == "float32" else gguf.GGMLQuantizationType.BF16
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
-    for name, tensor in load_file(directory / "model.safetensors").items():
-        turned = tensor
-        if name.endswith(("q_proj.weight", "k_proj.weight")):  # neighbours, not halves, are rotated together
-            count = heads if "q_proj" in name else kv_heads
-            turned = tensor.reshape(count, 2, -1, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
-        called = names.get_name(name, try_suffixes=(".weight",))
-        if called is None:
-            raise ValueError(f"llama.cpp has no name for {name}")
-        plain = tensor.ndim == 1  # it wants norms in float32
-        stored = gguf.GGMLQuantizationType.F32 if plain else kind
-        writer.add_tensor(called, gguf.quants.quantize(np.ascontiguousarray(turned), stored), raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 if __name__ == "__main__":

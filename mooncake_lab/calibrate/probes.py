@@ -7,7 +7,7 @@ from statistics import median
 from typing import Final, Literal
 
 from mooncake_lab.calibrate.observations import CalibrationError, Inquiry, Reply, ServedModel, random_tokens
-from mooncake_lab.calibrate.settings import ServerSettings
+from mooncake_lab.calibrate.settings import TEMPLATE_TOKENS, ServerSettings
 from mooncake_lab.metrics import mean
 
 _ANSWER_TOKENS: Final = 24
@@ -21,8 +21,6 @@ _MOST_ANSWER: Final = 512
 _LANES: Final = 3
 _QUEUED: Final = 6
 """Prompts of each of these lanes, one behind the other."""
-_ROOM: Final = 8
-"""Tokens that a template may add."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +113,12 @@ class Prober:
     @property
     def lengths(self) -> list[int]:
         """Of prompts that are sent alone."""
-        most = min(_LONGEST, self._settings.max_model_len - _ANSWER_TOKENS - _ROOM)
+        most = min(_LONGEST, self._settings.max_model_len - _ANSWER_TOKENS - TEMPLATE_TOKENS)
         found = [2**k for k in range(4, 12) if 2**k <= most]
         if len(found) < 3:
+            needed = 64 + _ANSWER_TOKENS + TEMPLATE_TOKENS
             raise CalibrationError(
-                f"max_model_len is {self._settings.max_model_len}; at least {64 + _ANSWER_TOKENS + _ROOM}"
-                " are needed"
+                f"max_model_len is {self._settings.max_model_len}; at least {needed} are needed"
             )
         return found
 
@@ -163,7 +161,7 @@ class Prober:
                     continue
                 nearest = min((abs(each - tokens), each) for each in alone_s)[1]
                 answer = _STEPS + int(batch * alone_s[nearest] / step_s)
-                if answer > min(_MOST_ANSWER, self._settings.max_model_len - tokens - _ROOM):
+                if answer > min(_MOST_ANSWER, self._settings.max_model_len - tokens - TEMPLATE_TOKENS):
                     rows.skipped.append(f"a crowd of {batch} prompts of {tokens} tokens never decodes together")
                     continue
                 found = self._ask("crowd", [[self.inquiry(tokens, answer)] for _ in range(batch)])

@@ -24,7 +24,7 @@ def as_plain(done: Calibrated, held_out: HeldOut, about: dict[str, Any]) -> dict
     assumed = list(settings.pop("assumed"))
     return {
         **about,
-        "interrupted": done.seen.is_interrupted,
+        "ended_by": done.seen.ended_by,
         "trace": held_out.source,
         "settings": settings,
         "assumed": assumed,
@@ -166,8 +166,8 @@ def page(plain: dict[str, Any], scatter_svg: str | None) -> str:
         scatter_svg: the figure; None where nothing was predicted.
     """
     body = [f"<p>Model <code>{escape(str(plain['served_model']))}</code>, prompts as {plain['prompts_as']}.</p>"]
-    if plain["interrupted"]:
-        body.append("<p>The calibration was interrupted; this is what was observed until then.</p>")
+    if plain["ended_by"] is not None:
+        body.append(f"<p>The measuring ended early: {escape(plain['ended_by'])}. This is what was observed.</p>")
     if scatter_svg is not None:
         alt = "Predicted against measured latency of each request, with the line of equality"
         body += [

@@ -13,6 +13,8 @@ from mooncake_lab.cluster.spec import SMALL_TOKENS
 _SAMPLE: Final = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{([^{}]*)\})?\s+(\S+)")
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _MOST: Final = 2**31
+TEMPLATE_TOKENS: Final = 16
+"""That a chat template may add to a prompt."""
 DISAGGREGATED: Final = "disaggregated"
 SCHEDULERS: Final = (*COUPLED_SYSTEMS, DISAGGREGATED)
 """How a server plans its iterations: the systems of the command line, or separate workers for the two stages."""

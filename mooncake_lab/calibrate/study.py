@@ -57,7 +57,8 @@ class Observed:
     held_out: list[ServedRun] = field(default_factory=list[ServedRun])
     resets_cache: bool | None = None
     """Whether the server can be told to empty its cache of prefixes."""
-    is_interrupted: bool = False
+    ended_by: str | None = None
+    """Why the measuring ended before its time: an interruption, or what the server said last."""
 
 
 Told = Callable[[str, Reply | None, int], None]
@@ -67,10 +68,12 @@ Told = Callable[[str, Reply | None, int], None]
 def observe(
     server: ServedModel, settings: ServerSettings, held_out: HeldOut, plan: StudyPlan, told: Told, seen: Observed
 ) -> None:
-    """Probes and held-out runs in turn, so that both see the same machine; KeyboardInterrupt keeps what is seen.
+    """Probes and held-out runs in turn, so that both see the same machine.
+
+    KeyboardInterrupt ends the measuring and keeps what is seen. So does a server that fails after a first round.
 
     Raises:
-        CalibrationError: when the server refuses a probe, or cannot be talked to.
+        CalibrationError: when the server refuses a probe of the first round, or cannot be talked to then.
     """
     prober = Prober(server, settings, plan.salt, plan.most_lanes, lambda phase, reply: told(phase, reply, 0))
     try:
@@ -91,7 +94,11 @@ def observe(
                 told(f"{of_round}: {share:g} of saturation", None, len(held_out.slices[1]))
                 seen.held_out.append(runs.serve(1, share, seen.saturation_per_s))
     except KeyboardInterrupt:
-        seen.is_interrupted = True
+        seen.ended_by = "interrupted"
+    except CalibrationError as error:
+        if not seen.held_out:
+            raise
+        seen.ended_by = str(error)
 
 
 @dataclass(frozen=True, slots=True)

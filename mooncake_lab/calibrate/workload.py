@@ -7,13 +7,10 @@ from typing import Self
 import numpy as np
 
 from mooncake_lab.calibrate.observations import CalibrationError, Inquiry, Reply, Tokens, random_tokens
-from mooncake_lab.calibrate.settings import ServerSettings
+from mooncake_lab.calibrate.settings import TEMPLATE_TOKENS, ServerSettings
 from mooncake_lab.core import Request, TracedRequest, blocks_for
 from mooncake_lab.workload import Trace
 from mooncake_lab.workload.transforms import poisson_arrivals_s, scaled_down, with_larger_blocks
-
-_ROOM = 16
-"""Tokens that a template may add."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +28,7 @@ class HeldOut:
         Raises:
             CalibrationError: when the trace cannot be divided so, or has too few requests that fit.
         """
-        most = min(settings.max_model_len - _ROOM, settings.kv_tokens)
+        most = min(settings.max_model_len - TEMPLATE_TOKENS, settings.kv_tokens)
         try:
             scaled = scaled_down(trace, divide, most_tokens=most)
             size, own = scaled.block_size_tokens, settings.block_size

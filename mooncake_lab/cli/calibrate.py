@@ -112,8 +112,8 @@ def calibrate(
     if html is not None:
         _write_page(html, plain)
     typer.echo(msgspec.json.encode(plain) if json_ else "\n".join(lines(plain)))
-    if seen.is_interrupted:
-        fail("calibrate", "interrupted; what was observed until then is above")
+    if seen.ended_by is not None:
+        fail("calibrate", f"{seen.ended_by}; what was observed until then is above")
 
 
 def _trace(path: Path | None, seed: int, *, lenient: bool, block_size_tokens: int | None) -> Trace:

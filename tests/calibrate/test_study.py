@@ -5,6 +5,7 @@ import pytest
 from virtual_server import VirtualServer
 
 from mooncake_lab.calibrate import HeldOut, Observed, ServerSettings, StudyPlan, conclude, observe
+from mooncake_lab.calibrate.observations import CalibrationError
 from mooncake_lab.workload.transforms import SharedPrefix
 
 REQUESTS = 30
@@ -55,3 +56,35 @@ def test_one_worker_for_both_stages_is_found_again(form):
     assert model.schedule_s == pytest.approx(0.01, rel=0.1)
     errors = [row["error"] for rate in done.rates for row in rate["errors"]]
     assert np.abs(errors).max() < 1e-3
+
+
+class _Dying:
+    """A server that answers so many calls, and then no more."""
+
+    def __init__(self, calls):
+        self._server, self._left = VirtualServer(), calls
+
+    def __getattr__(self, name):
+        return getattr(self._server, name)
+
+    def replies(self, lanes, note):
+        """As the server, while it lives."""
+        self._left -= 1
+        if self._left < 0:
+            raise CalibrationError("the server closed the connection")
+        return self._server.replies(lanes, note)
+
+
+def test_a_server_that_dies_later_keeps_what_was_observed():
+    """Its first held-out run is predicted, and the report says why the measuring ended."""
+    whole = Observed()
+    counted = _Dying(10**9)
+    observe(counted, SETTINGS, held_out(SETTINGS), PLAN, lambda *_: None, whole)
+    calls = 10**9 - counted._left
+    seen = Observed()
+    observe(_Dying(calls - 1), SETTINGS, held_out(SETTINGS), PLAN, lambda *_: None, seen)
+    assert seen.ended_by == "the server closed the connection"
+    assert len(seen.held_out) == len(whole.held_out) - 1 == 1
+    assert len(conclude(seen, SETTINGS, PLAN).rates) == 1
+    with pytest.raises(CalibrationError, match="closed the connection"):
+        observe(_Dying(3), SETTINGS, held_out(SETTINGS), PLAN, lambda *_: None, Observed())

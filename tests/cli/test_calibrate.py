@@ -93,7 +93,7 @@ def test_the_table_has_a_line_for_each_number(trace):
         ({"metrics": 'mooncake_workers{role="coupled"} 2.0\n'}, (), "has 2 coupled workers"),
         ({}, ("--model", "other"), "serves no model 'other'"),
         ({}, ("--num-prompts", 7), "14 are needed"),
-        ({}, ("--max-model-len", 60), "at least 96 are needed"),
+        ({}, ("--max-model-len", 60), "at least 104 are needed"),
     ],
 )
 def test_what_ends_a_calibration_is_one_sentence(trace, settings, arguments, says):
@@ -133,6 +133,6 @@ def test_ctrl_c_keeps_what_was_observed(trace):
     found = json.loads(out)
     assert running.returncode == 1
     assert "interrupted" in said
-    assert found["interrupted"]
+    assert found["ended_by"] == "interrupted"
     assert found["fit"]["prompts"] > 0
     assert found["rates"]

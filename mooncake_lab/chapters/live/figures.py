@@ -1,5 +1,6 @@
 """Figures of the live cluster: real against simulated distributions, errors with intervals, and their causes."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -100,3 +101,39 @@ def causes(rows: pd.DataFrame, machine: str) -> style.BookFigure:
     style.rows_down(axes, runs)
     axes.set(xlabel="mean time from arrival to first token (s)")
     return style.finished(figure, f"upper bars measured, lower and fainter ones simulated; {machine}")
+
+
+@style.styled
+def servers(rows: pd.DataFrame, labels: Mapping[str, str], source: str) -> style.BookFigure:
+    """Predicted against measured latency, a column a server: filled below saturation, hollow above it.
+
+    Args:
+        rows: what `servers.errors` made; a point is a statistic of a rate and a trace.
+        labels: title of each column.
+        source: of the measurement.
+    """
+    figure, axes = style.new_figure(2, len(labels), height=5.6)
+    places = [(quantity, server) for quantity in ("TTFT", "TBT") for server in labels]
+    for panel, (quantity, server) in zip(axes, places, strict=True):
+        table = where(rows, quantity=quantity, server=server)
+        ends = np.array([0.8, 1.25]) * 1e3 * np.array([table["real"].min(), table["real"].max()])
+        panel.plot(ends, ends, color=COLOURS["slo"], linewidth=1.2, linestyle=(0, (4, 3)))
+        panel.fill_between(ends, 0.9 * ends, 1.1 * ends, color=COLOURS["slo"], alpha=0.15, linewidth=0)
+        for statistic, marker in _STATISTIC.items():
+            for is_over, face in ((False, COLOURS["here"]), (True, "none")):
+                chosen = where(table, statistic=statistic)
+                chosen = chosen[(chosen["share"] > 1) == is_over]
+                look: dict[str, Any] = {"color": COLOURS["here"], "markerfacecolor": face, "markersize": 5}
+                panel.plot(1e3 * chosen["real"], 1e3 * chosen["simulated"], marker, **look)
+        style.log_axes(panel)
+        panel.tick_params(axis="both", which="minor", labelbottom=False, labelleft=False)
+        panel.set(xlabel=f"{quantity} measured (ms)")
+        if quantity == "TTFT":
+            style.panel_title(panel, labels[server])
+    for panel, quantity in zip(axes[:: len(labels)], ("TTFT", "TBT"), strict=True):
+        panel.set_ylabel(f"{quantity} predicted (ms)")
+    keys = [
+        Line2D([], [], color=COLOURS["here"], marker=marker, linestyle="none", markersize=5, label=statistic)
+        for statistic, marker in _STATISTIC.items()
+    ]
+    return style.finished(figure, source, legend=keys)
