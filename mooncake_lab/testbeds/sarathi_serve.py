@@ -20,6 +20,8 @@ DECODES, PREFILLS = "sarathi_serve_artifact_yi34b_decode", "sarathi_serve_artifa
 TEXT, LIMITS = "sarathi_serve_text_constants", "sarathi_serve_slo"
 CONTEXT_TOKENS: Final = 1024
 """Context of the decodes that the artifact timed; the artifact does not state it (assumption B41)."""
+_NOTHING_S: Final = 1e-9
+"""What a cost of decodes is at least: costs are positive."""
 ATTENTION_SHARE: Final = 0.77
 """Share of the memory bandwidth that decode attention reaches, as on SARATHI's A6000 (Table 2)."""
 BLOCK_TOKENS: Final = 16
@@ -74,7 +76,8 @@ class Testbed:
         if decode_s is not None and cost.per_decode:
             decodes, engine_s = 32, cost.decodes_s(32)
             beside_s = cost.step_s(0, 0, decodes, decodes * 4096) - engine_s
-            cost = replace(cost, per_decode=cost.per_decode.scaled(max(0.0, decode_s - beside_s) / engine_s))
+            left_s = max(_NOTHING_S, decode_s - beside_s)  # weights and attention may take all of it
+            cost = replace(cost, per_decode=cost.per_decode.scaled(left_s / engine_s))
         shape = perf.model_shape(self.model)
         network = perf.LinkLatency(gbps(fact(TEXT, series="network", x="ethernet_gbps").value))
         activations = shape.width * shape.bytes_per_element

@@ -32,6 +32,14 @@ class TestMachines:
             paid = bed.clock(1e-3).overhead_s
             assert paid == pytest.approx(0.160 if name == stalls.FALCON_TP8 else 0.0)
 
+    @pytest.mark.parametrize("name", beds.TESTBEDS)
+    def test_a_printed_decode_time_is_met_where_it_leaves_room(self, name):
+        """Weights and attention can take all of a short one: then decodes cost nothing more, and nothing fails."""
+        bed, whole_s = beds.testbed(name), 0.25
+        long, short = (bed.clock(decode_s=seconds).cost for seconds in (whole_s, 1e-3))
+        assert long.step_s(0, 0, 32, 32 * 4096) == pytest.approx(whole_s)
+        assert short.step_s(0, 0, 32, 32 * 4096) < beds.cost_of(bed).step_s(0, 0, 32, 32 * 4096)
+
     def test_limits_foretell_the_large_machines(self):
         """A fifth of the strict limit is a decode iteration: within a quarter for both pipelines only."""
         table = beds.machines_beside_paper().set_index("testbed")

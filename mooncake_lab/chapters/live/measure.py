@@ -1,32 +1,21 @@
-"""The whole study of chapter 12, a switch of each feature, and a killed worker, in one measurement.
+"""The whole study of chapter 12, a switch of each feature, and a killed worker, in one measurement."""
 
-`python -m mooncake_lab.chapters.live.measure` measures on this machine and writes `data/measured/cpu_live.json`;
-best when nothing else runs.
-"""
-
-import argparse
 import logging
-import os
-import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import pandas as pd
 
 from mooncake_lab.batching import VLLM, SarathiServe
-from mooncake_lab.bench.commits import commit
 from mooncake_lab.bench.faults import strike
 from mooncake_lab.bench.machine import describe_machine
-from mooncake_lab.chapters.live.experiment import CLUSTERS, Study, StudyResult, hold_against, study, warm_up
+from mooncake_lab.chapters.live.experiment import CLUSTERS, Study, StudyResult, hold_against, warm_up
 from mooncake_lab.chapters.live.requests import causes, checked, errors, per_request, slowed
 from mooncake_lab.cluster import ClusterSpec
-from mooncake_lab.core import SCALES, DecodeStretch, Moved, Prefilled, Record, TracedRequest, carried_folder
-from mooncake_lab.experiments.cache import plain_rows
+from mooncake_lab.core import DecodeStretch, Moved, Prefilled, Record, TracedRequest
 from mooncake_lab.metrics import request_table
 from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
 from mooncake_lab.perf import LatencyModel
@@ -147,9 +136,6 @@ def _latencies(log: Sequence[Record]) -> dict[str, float]:
     return {name: 1e3 * float(np.nanmedian(values)) for name, values in columns.items()}
 
 
-_KEPT: Final = "cpu_live.json"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LiveMeasurement:
     """Everything a study measured."""
@@ -187,45 +173,3 @@ def measure(plan: Study) -> LiveMeasurement:
         fault=fault,
         machine=str(describe_machine()),
     )
-
-
-def kept() -> dict[str, Any]:
-    """The measurement that is kept in the repository: machine, date, commit, load_average, plan, and tables."""
-    return msgspec.json.decode((carried_folder("measured") / _KEPT).read_bytes())
-
-
-def as_plain(found: LiveMeasurement, load_average: Sequence[float]) -> dict[str, Any]:
-    """A measurement as plain values, with who made it when, and how busy the machine was before."""
-    machine = describe_machine()
-    calibration = found.held.calibration
-    kept_tables = ("errors", "paced_errors", "causes", "switches", "fault")
-    tables = {name: getattr(found, name) for name in kept_tables}
-    tables["decisions"] = found.held.decisions.reset_index()
-    return {
-        "machine": asdict(machine),
-        "date": machine.date,
-        "commit": commit(),
-        "load_average": [round(load, 2) for load in load_average],
-        "plan": asdict(found.plan),
-        "rates_per_s": dict(found.held.rates_per_s),
-        "prefill_error": calibration.prefill.mean_relative_error,
-        "decode_error": calibration.decode.mean_relative_error,
-        **{name: plain_rows(table.to_dict(orient="records")) for name, table in tables.items()},
-    }
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(prog="python -m mooncake_lab.chapters.live.measure", description=__doc__)
-    parser.add_argument("out", type=Path, nargs="?", help="JSON file to write; the kept one when left out")
-    parser.add_argument("--scale", choices=SCALES, default="full")
-    chosen = parser.parse_args(arguments)
-    out = chosen.out or carried_folder("measured") / _KEPT
-    load_average = os.getloadavg()
-    found = as_plain(measure(study(chosen.scale)), load_average)
-    out.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-    sys.stdout.write(f"{out}: {len(found['errors'])} errors, load average before {load_average[0]:.1f}\n")
-
-
-if __name__ == "__main__":
-    main()

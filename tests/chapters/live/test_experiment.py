@@ -159,13 +159,3 @@ class TestMeasurement:
         told = live.informed(SMALL, found.held)
         assert told.index.tolist() == list(dict.fromkeys(found.held.requests["run"]))
         assert live.predicted_ttft_s(LoadBalance(), SMALL, found.held) > 0
-
-
-def test_the_kept_measurement_has_what_the_chapter_shows():
-    """The file in the repository names its machine and date, and lost nothing to a kill."""
-    kept = measurement.kept()
-    assert kept["machine"]["processor"]
-    assert kept["load_average"]
-    assert {row["statistic"] for row in kept["errors"]} == {"mean", "median", "P90"}
-    assert all(row["lost"] == row["wrong"] == 0 for row in kept["fault"])
-    assert all(row["decisions"] == row["given again"] for row in kept["decisions"])
