@@ -157,10 +157,8 @@ class ServerConnection:
             watch.start()
         is_done = False
         try:
-            there = self._connected()
-            sent_s = time.perf_counter()
-            there.request(method, self._root + path, body, self._headers)
-            answer = self._answer = there.getresponse()
+            answer, sent_s = self._answered(method, self._root + path, body)
+            self._answer = answer
             _check_status(answer)
             yield answer, sent_s
             if not answer.isclosed():  # its end is read, so that the connection can be used again
@@ -179,6 +177,23 @@ class ServerConnection:
             self._began_s = None
             if not is_done:
                 self.close()
+
+    def _answered(self, method: str, target: str, body: bytes | None) -> tuple[http.client.HTTPResponse, float]:
+        """The head of an answer, and when its request was sent.
+
+        A server may close a connection that was kept after an answer; the request is sent once more then.
+        """
+        was_kept = self._open is not None
+        while True:
+            there, sent_s = self._connected(), time.perf_counter()
+            try:
+                there.request(method, target, body, self._headers)
+                return there.getresponse(), sent_s
+            except ConnectionError:
+                if not was_kept or self.takes_too_long(time.perf_counter()) is not None:
+                    raise
+            was_kept = False
+            self.close()
 
     def _connected(self) -> http.client.HTTPConnection:
         if self._open is not None:

@@ -63,17 +63,17 @@ class Rule:
 RULES: Final = (
     Rule(
         "reproduced",
-        "Our number is a prediction. We fitted nothing to it or to another number of its figure, or the verdict is"
-        " the same without the fit. The paper prints the setting, or our recorded alternatives to each assumption"
-        " do not change the verdict.",
+        "Our number is a prediction. We fitted nothing to it or to another number of its figure, or the recorded"
+        " alternative without the fit gives the same verdict. What the paper does not print of the setting is an"
+        " assumption, and no recorded alternative to an assumption changes the verdict.",
         "S01",
         "the table prints the setting, and our model of the machine is fitted to other figures only",
     ),
     Rule(
         "conditional",
-        "Our number is a prediction, but a named condition decides the verdict. Either an alternative to an"
-        " assumption gives another verdict, or the claim only bounds a number from one side, and almost any system"
-        " keeps the bound.",
+        "Our number agrees, but a named condition decides the verdict. An alternative to an assumption gives"
+        " another verdict, or a model was fitted to a curve of the same figure, or the claim only bounds a number"
+        " from one side, and almost any system keeps the bound.",
         "F15",
         "with another router for the local caches, the ratio is outside the band",
     ),

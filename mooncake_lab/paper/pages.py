@@ -119,7 +119,8 @@ def with_results(readme: str, records: Path) -> str:
 
 
 _GROUPS: Final = (
-    ("Predictions that agree", (Verdict.REPRODUCED, Verdict.CONDITIONAL)),
+    ("Predictions that agree", (Verdict.REPRODUCED,)),
+    ("Agreement under a named condition", (Verdict.CONDITIONAL,)),
     ("Numbers that do not agree", (Verdict.DIRECTION_ONLY, Verdict.NOT_REPRODUCED)),
     ("Agreement that predicts nothing", (Verdict.BY_CONSTRUCTION, Verdict.CALIBRATED, Verdict.ARITHMETIC)),
 )

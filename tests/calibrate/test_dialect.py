@@ -76,6 +76,17 @@ def test_without_usage_token_ids_have_known_lengths():
     assert (reply.prompt_tokens, len(reply.times_s)) == (100, 6)
 
 
+def test_a_connection_that_the_server_has_closed_is_opened_again():
+    """A server that closes a connection after each answer, without saying so, gets each request once."""
+    with opened(keeps_connections=False) as double:
+        server = HttpServer(double.url)
+        asked = len(double.bodies)
+        lane = [Inquiry(random_tokens(20, k), 3) for k in range(5)]
+        (replies,) = server.replies([lane], lambda _: None)
+        assert len(double.bodies) == asked + len(lane)
+    assert [(reply.failure, len(reply.times_s)) for reply in replies] == [(None, 3)] * len(lane)
+
+
 FAULTS = {
     "garbage": "cannot be talked to",
     "no json": "no JSON",

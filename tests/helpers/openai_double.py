@@ -26,6 +26,8 @@ class Double:
     """What goes wrong with completions, see `Handler.go_wrong`."""
     faults_from: int = 0
     """The first completion that goes wrong."""
+    keeps_connections: bool = True
+    """Whether a connection is open after an answer; if not, nothing in the answer says so."""
     resets: int = 0
     bodies: list = field(default_factory=list)
     url: str = ""
@@ -140,6 +142,7 @@ class Handler(BaseHTTPRequestHandler):
         self.event(b"[DONE]")
         self.wfile.write(b"0\r\n\r\n")
         self.wfile.flush()
+        self.close_connection = not double.keeps_connections
 
 
 @contextlib.contextmanager

@@ -156,10 +156,14 @@ def _shares(traces: pd.DataFrame) -> Iterator[paper.Compared]:
 
 
 def _on(traces: pd.DataFrame, workload: str, identifier: str, ours: float) -> paper.Compared:
-    """A claim judged on one workload's replays."""
+    """A claim on one workload's replays, which the released trace decides: a gain depends on each arrival."""
     requests = int(_cell(traces, workload, "mooncake", "requests"))
-    twin = any(where(traces, workload=workload)["origin"] != "released")
-    return paper.marked_if_twin(paper.claimed(identifier, ours, requests=requests), twin)
+    return paper.unless_twin(paper.claimed(identifier, ours, requests=requests), _origin(traces, workload))
+
+
+def _origin(traces: pd.DataFrame, workload: str) -> str:
+    found = where(traces, workload=workload)["origin"]
+    return "released" if all(found == "released") else "twin"
 
 
 def _gpu_time(traces: pd.DataFrame) -> Iterator[paper.Compared]:
@@ -170,7 +174,7 @@ def _gpu_time(traces: pd.DataFrame) -> Iterator[paper.Compared]:
         mooncake, requests = spent["mooncake"], int(_cell(traces, workload, "mooncake", "requests"))
         ours = [100 * (1 - mooncake / spent["vllm"]), spent["vllm_prefix"] / mooncake]
         ours.append(spent["vllm_chunked"] / mooncake)
-        origin = "released" if all(rows["origin"] == "released") else "twin"
+        origin = _origin(traces, workload)
         for identifier, number in zip(identifiers, ours, strict=True):
             yield paper.unless_twin(paper.claimed(identifier, number, requests=requests), origin)
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
+from matplotlib.colors import to_rgba
 
 from mooncake_lab.experiments import records, where
 from mooncake_lab.figures import style
@@ -117,8 +117,9 @@ def at_points(found: pd.DataFrame, replays: pd.DataFrame, paper_counts: Mapping[
     return style.finished(figure, f"simulated: arXiv testbed; {style.sources(replays)}")
 
 
+RIDGE: Final = "baseline > early > prediction"
 CELL_COLOURS: Final = {
-    "baseline > early > prediction": "mooncake",
+    RIDGE: "mooncake",
     "early and prediction below the baseline, in the other order": "mooncake_variant",
     "early below the baseline, prediction not": "straw_man_light",
     "early not below the baseline": "refused_late",
@@ -142,22 +143,19 @@ def overload_map(
     for axis, limit_s in zip(axes, limits, strict=True):
         for kind, colour in CELL_COLOURS.items():
             own = where(cells, ttft_limit_s=limit_s, kind=kind)
-            axis.scatter(
-                own["decode_factor"], own["prefill_factor"], s=900, marker="s", color=COLOURS[colour], alpha=0.35,
-                linewidths=0,
-            )  # fmt: skip
-            axis.scatter([], [], s=60, marker="s", color=COLOURS[colour], alpha=0.35, label=kind, linewidths=0)
+            face = to_rgba(COLOURS[colour], 0.35)
+            look: dict[str, Any] = {"marker": "s", "facecolor": face, "linewidths": 1.8 if kind == RIDGE else 0}
+            look["edgecolor"] = COLOURS[colour]
+            axis.scatter(own["decode_factor"], own["prefill_factor"], s=900, **look)
+            axis.scatter([], [], s=60, label=f"{kind} (the ridge)" if kind == RIDGE else kind, **look)
         for row in records(cells, ttft_limit_s=limit_s):
             text = f"{row['early']:.2f}\n{row['predictive']:.2f}"
             axis.annotate(
                 text, (row["decode_factor"], row["prefill_factor"]), ha="center", va="center", fontsize=style.SMALL
             )
-        low, high = ([f(each[axis_] for each in region) for axis_ in (0, 1)] for f in (min, max))
-        outline = Rectangle(
-            (low[0], low[1]), high[0] - low[0], high[1] - low[1],
-            fill=False, edgecolor=COLOURS["fitted"], linewidth=1.5, label="region of the fit",
-        )  # fmt: skip
-        axis.add_patch(outline)
+        axis.plot(
+            *zip(*region, strict=True), ".", color=COLOURS["fitted"], markersize=3, label="region of the fit"
+        )
         for name, (at_s, decode, prefill) in dots.items():
             if at_s == limit_s:
                 axis.plot(
@@ -165,9 +163,9 @@ def overload_map(
                 )
                 axis.annotate(name, (decode, prefill), xytext=(0, 18), textcoords="offset points", ha="center")
         style.panel_title(axis, f"TTFT limit {limit_s:.0f} s")
-        axis.set(xlabel="decode factor (times FAST'25)", xlim=(4.8, 10.2), ylim=(1.18, 2.22))
+        axis.set(xlabel="decode pressure (slope, times FAST'25)", xlim=(4.8, 10.2), ylim=(1.18, 2.22))
         axis.grid(visible=False)
-    axes[0].set_ylabel("prefill factor (times FAST'25)")
+    axes[0].set_ylabel("prefill pressure (times FAST'25)")
     return style.finished(
         figure,
         "simulated: arXiv testbed; recorded replays of twin 0, one a cell and policy, no interval",

@@ -1,7 +1,7 @@
 """What the recorded replays of whole traces say: counts, ratios with intervals, and the map."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any, Final, cast
 
@@ -24,6 +24,7 @@ from mooncake_lab.chapters.overload.replays import (
 )
 from mooncake_lab.core import carried_folder
 from mooncake_lab.experiments import records, tabulated, value, where
+from mooncake_lab.testbeds import fit_arxiv
 from mooncake_lab.testbeds.arxiv import Slower, arxiv_fit
 
 JUDGED_TWINS: Final = tuple(range(7))
@@ -54,10 +55,10 @@ def points() -> dict[str, Overload]:
 
 
 def at_point(
-    table: pd.DataFrame, point: Overload, threshold: float = JUDGED_THRESHOLD, held_back: bool = False
+    table: pd.DataFrame, point: Overload, threshold: float = JUDGED_THRESHOLD, held_back: bool | None = False
 ) -> pd.DataFrame:
-    """The replays of one point on the twins of the record, or on the others, at one arrival threshold."""
-    chosen = table["twin"].isin(JUDGED_TWINS) != held_back
+    """The replays of one point at one arrival threshold, on the record's twins, on others, or on all (None)."""
+    chosen = pd.Series(held_back is None, table.index) | (table["twin"].isin(JUDGED_TWINS) != held_back)
     for name in ("workload", "decode_nodes", "tbt_limit_s", *PLACE):
         wanted = getattr(point, name)
         chosen &= table[name].isna() if wanted is None else table[name] == wanted
@@ -67,7 +68,7 @@ def at_point(
 
 @tabulated
 def ratios(
-    table: pd.DataFrame, threshold: float = JUDGED_THRESHOLD, held_back: bool = False
+    table: pd.DataFrame, threshold: float = JUDGED_THRESHOLD, held_back: bool | None = False
 ) -> Iterator[dict[str, Any]]:
     """By point and policy: mean rejections over the twins, and their ratio to the baseline with its interval."""
     for name, point in points().items():
@@ -239,6 +240,27 @@ def with_half_intervals(found: pd.DataFrame, table: pd.DataFrame) -> pd.DataFram
         if (counts := list(_by_twin(at_point(table, points()[row["point"]]), row["policy"]).values()))
     ]
     return found.assign(half=halves)
+
+
+@tabulated
+def fit_choices() -> Iterator[dict[str, Any]]:
+    """The fit of the testbed, what other choices would give, and the error at points A and B.
+
+    Columns: setting, prefill, decode, constant_s, and the error, a sum of squared logarithms of ratios.
+    """
+    runs = fit_arxiv.recorded_runs()
+    choices: tuple[tuple[str, fit_arxiv.Gap, fit_arxiv.Admission], ...] = (
+        ("fitted", "longest_tenth", "all"),
+        ("TBT is the mean gap", "mean", "all"),
+        ("Algorithm 1 rejects", "longest_tenth", "slo"),
+    )
+    for setting, gap, admission in choices:
+        found = fit_arxiv.fitted(runs, gap, admission)
+        yield {"setting": setting, **asdict(found.optimum), "error": found.error}
+    every = fit_arxiv.errors(runs)
+    for setting, point in (("point A", POINT_A), ("point B", POINT_B)):
+        at = Slower(point.prefill_factor or 1.0, point.decode_factor, point.decode_constant_s)
+        yield {"setting": setting, **asdict(at), "error": every[at]}
 
 
 @tabulated
