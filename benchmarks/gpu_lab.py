@@ -58,6 +58,8 @@ class Sizes:
     peer_batch: int
     peer_prompt: int
     peer_steps: int
+    worker_chunk_tokens: int
+    """Of a prefill worker: on a large GPU, chunks of a few hundred tokens wait for the host that launches them."""
     repeats: int
 
 
@@ -86,6 +88,7 @@ FULL = Sizes(
     peer_batch=8,
     peer_prompt=512,
     peer_steps=64,
+    worker_chunk_tokens=2048,
     repeats=10,
 )
 """On a GPU."""
@@ -115,6 +118,7 @@ DRY = Sizes(
     peer_batch=2,
     peer_prompt=8,
     peer_steps=4,
+    worker_chunk_tokens=512,
     repeats=2,
 )
 """Anywhere, in seconds, to see that everything runs; its numbers mean nothing."""

@@ -313,7 +313,8 @@ def processes(lab: Lab) -> Rows:
         max_model_len=longest + sizes.peer_steps,
     )  # fmt: skip
     draw, rows, moved = np.random.default_rng(0), Rows(), list[Moved]()
-    with LiveCluster(ClusterSpec.small(), options, model=believed(options.model)) as live:
+    spec = ClusterSpec.small(chunk_tokens=sizes.worker_chunk_tokens)
+    with LiveCluster(spec, options, model=believed(options.model)) as live:
         live.on_record = lambda record: moved.append(record) if isinstance(record, Moved) else None
         for requests, tokens in ((sizes.peer_batch, sizes.peer_prompt), (1, sizes.copy_tokens)):
 

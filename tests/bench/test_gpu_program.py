@@ -11,6 +11,7 @@ import gpu_sections
 import pytest
 import torch
 from gpu import make_lab, measure
+from gpu_lab import FULL
 
 from mooncake_lab.engine import Engine
 from mooncake_lab.engine.weights import LlamaWeights
@@ -79,6 +80,24 @@ def test_the_weights_are_digested_once(monkeypatch):
     lab = make_lab("lab-tiny", "cpu", "float32", "dense")
     gpu_sections.correctness(lab)
     assert digested.count(id(lab.weights)) == 1
+
+
+def test_prefill_workers_on_a_gpu_compute_long_chunks(lab, monkeypatch):
+    """On a large GPU, chunks of 512 tokens would measure the host that launches them."""
+    started = []
+
+    class StartedError(Exception):
+        """Ends the section."""
+
+    def cluster(spec, *_, **__):
+        started.append(spec)
+        raise StartedError
+
+    monkeypatch.setattr(gpu_sections, "LiveCluster", cluster)
+    lab.sizes = replace(lab.sizes, worker_chunk_tokens=FULL.worker_chunk_tokens)
+    with pytest.raises(StartedError):
+        gpu_sections.processes(lab)
+    assert started[0].pools[0].chunk_tokens == FULL.worker_chunk_tokens >= 2048
 
 
 @pytest.mark.parametrize(
