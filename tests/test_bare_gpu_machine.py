@@ -24,8 +24,8 @@ THERE = (
     "pytest",
 )
 """Distributions of such a machine; theirs are there, too."""
-BROUGHT = ("msgspec", "platformdirs")
-"""Two small wheels that have to be brought there."""
+BROUGHT = ("msgspec",)
+"""A small wheel that has to be brought there."""
 STUB = '''
 """As much of Triton as importing the kernels takes."""
 from . import language
@@ -124,3 +124,14 @@ def test_tests_that_need_a_device_lie_in_one_folder():
     assert len(commands) == 1
     assert "tests/gpu" in commands[0]
     assert all(name in (ROOT / "book" / "gpu.md").read_text(encoding="utf-8") for name in BROUGHT)
+
+
+def test_what_python_deprecates_in_triton_fails_no_test():
+    """Triton's compiler may use what a newer Python deprecates; where this project does, its test fails."""
+
+    def warn(module):
+        exec("import warnings; warnings.warn('old', DeprecationWarning)", {"__name__": module})  # noqa: S102
+
+    warn("triton.compiler.code_generator")
+    with pytest.raises(DeprecationWarning):
+        warn("mooncake_lab.engine.backends.triton_kernels")

@@ -39,9 +39,7 @@ PYODIDE_FILES: Final = (
 WHEELS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "msgspec==0.22.0": "a66b1766311e42371e509c996c3933b161c7ae0eabdf361af5316dec197e1022",
-        "platformdirs==4.14.5": "8e778c6fa421516f4d3369449f8df3b0e1b72c0e0005fe88e3ec772d0a14e750",
         "simpy==4.1.2": "43071f84b6512c9b4fcb33ef057f240ccb1d1f3b263f9b4f9229d072e310b372",
-        "typing-extensions==4.16.0": "481caa481374e813c1b176ada14e97f1f67a4539ce9cfeb3f350d78d6370c2e8",
         "xxhash==4.1.0": "eb2a048fad81ab55ef3e835b8440a73bb7b8b709140a1e9fe77091863b2172c5",
     }
 )
@@ -205,19 +203,22 @@ def fetch_wheels(cache: Path, *, offline: bool = False) -> list[Path]:
         "--platform", "pyemscripten_2026_0_wasm32", "--platform", "any",
         "--dest", str(folder), "--requirement", str(wanted),
     ]  # fmt: skip
-    found = sorted(folder.glob("*.whl"))
-    if sorted(map(file_sha256, found)) != sorted(WHEELS.values()):
+    if len(_wanted_wheels(folder)) < len(WHEELS):
         if offline:
             raise ConnectionError(_OFFLINE)
-        for path in found:
+        for path in folder.glob("*.whl"):
             path.unlink(missing_ok=True)
         if subprocess.run(command, check=False).returncode:  # noqa: S603 - our own interpreter and arguments
             raise ConnectionError(
                 "pip could not fetch the wheels of the playground; its message is above"
                 " (where pip is missing: python -m ensurepip)"
             )
-        found = sorted(folder.glob("*.whl"))
-    return found
+    return _wanted_wheels(folder)
+
+
+def _wanted_wheels(folder: Path) -> list[Path]:
+    """Those in a folder that are wanted; an older build may have left others."""
+    return sorted(path for path in folder.glob("*.whl") if file_sha256(path) in WHEELS.values())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

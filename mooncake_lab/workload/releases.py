@@ -9,8 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-import platformdirs
-
 from mooncake_lab.workload.reader import read_trace
 from mooncake_lab.workload.trace import Trace
 
@@ -117,6 +115,8 @@ DATA_VARIABLE: Final = "MOONCAKE_LAB_DATA"
 
 def cache_folder() -> Path:
     """Where fetched traces are kept for this user."""
+    import platformdirs  # neither the page of the playground nor a rented GPU machine has it
+
     return platformdirs.user_cache_path("mooncake-lab") / "traces"
 
 

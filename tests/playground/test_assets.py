@@ -45,12 +45,13 @@ def test_what_cannot_be_fetched_is_no_error(tmp_path, monkeypatch, capsys):
 
 
 def test_what_is_here_is_used_offline(tmp_path, monkeypatch):
-    """A cache that an earlier build has filled needs no network."""
+    """A cache that an earlier build has filled needs no network, nor what that build wanted besides."""
     monkeypatch.setattr(assets.subprocess, "run", no_network)
     archive = tmp_path / assets.PYODIDE_URL.rpartition("/")[2]
     archive.write_bytes(b"archive")
     (tmp_path / "wheels").mkdir()
     (tmp_path / "wheels" / "one.whl").write_bytes(b"wheel")
+    (tmp_path / "wheels" / "unwanted.whl").write_bytes(b"of an older build")
     monkeypatch.setattr(assets, "PYODIDE_SHA256", assets.file_sha256(archive))
     monkeypatch.setattr(assets, "WHEELS", {"one": assets.file_sha256(tmp_path / "wheels" / "one.whl")})
     assert assets.fetch_pyodide(tmp_path, offline=True) == archive

@@ -195,6 +195,22 @@ def test_the_best_split_depends_on_the_limit(simulator, tmp_path):
     assert within[7, 0.05] < 0.5
 
 
+def test_each_wheel_that_a_page_downloads_is_used(simulator):
+    """A run calls functions of the modules in Python (simpy keeps its time) and of those that are compiled."""
+    called = set()
+
+    def note(frame, event, argument):
+        of = type(argument.__self__).__module__ if event == "c_call" else frame.f_globals.get("__name__")
+        called.add(str(of).partition(".")[0])
+
+    sys.setprofile(note)
+    try:
+        run(simulator, placement="random")
+    finally:
+        sys.setprofile(None)
+    assert {wheel.partition("==")[0].replace("-", "_") for wheel in assets.WHEELS} <= called
+
+
 def test_progress_is_told(simulator):
     """A page that simulates for long can say how far it is."""
     seen = []
@@ -253,7 +269,7 @@ def test_the_form_offers_the_traces_that_are_there():
 
 WITHOUT_NUMPY = """
 import sys
-for name in ("numpy", "pandas", "torch", "scipy"):
+for name in ("numpy", "pandas", "torch", "scipy", "platformdirs", "typing_extensions"):
     sys.modules[name] = None  # importing it fails
 sys.path.insert(0, sys.argv[1])
 from mooncake_lab.playground import simulator
