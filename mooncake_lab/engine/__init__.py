@@ -1,16 +1,26 @@
-"""Real computation: a Llama model that prefills and decodes on this machine, with PyTorch and compiled kernels."""
+"""Real computation: a Llama model that prefills and decodes on this machine, with PyTorch and compiled kernels.
 
-from mooncake_lab.engine.backends import Backend, choose_backend
-from mooncake_lab.engine.blocks import BlockAllocator
+What describes a model is imported at once; what needs torch, when it is first used. The process in front of a live
+cluster only checks the model, and never loads torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from mooncake_lab.core.process import lazy_names
+from mooncake_lab.engine.checkpoint import check_model
 from mooncake_lab.engine.config import LlamaConfig, RopeScaling, config_from_shape, read_config
-from mooncake_lab.engine.kvcache import KVCache, KVSpan
-from mooncake_lab.engine.loading import check_model, load_model, warm_up
-from mooncake_lab.engine.loop import Engine, EngineSettings
-from mooncake_lab.engine.model import LlamaModel, make_model
-from mooncake_lab.engine.roles import CoupledEngine, DecodeEngine, PrefillEngine, PrefillResult
-from mooncake_lab.engine.sampling import GREEDY, Sampling, sample
-from mooncake_lab.engine.sequence import GenerationRequest, Output
-from mooncake_lab.engine.weights import LlamaWeights, load_weights, random_weights
+
+if TYPE_CHECKING:
+    from mooncake_lab.engine.backends import Backend, choose_backend
+    from mooncake_lab.engine.blocks import BlockAllocator
+    from mooncake_lab.engine.kvcache import KVCache, KVSpan
+    from mooncake_lab.engine.loading import load_model, warm_up
+    from mooncake_lab.engine.loop import Engine, EngineSettings
+    from mooncake_lab.engine.model import LlamaModel, make_model
+    from mooncake_lab.engine.roles import CoupledEngine, DecodeEngine, PrefillEngine, PrefillResult
+    from mooncake_lab.engine.sampling import GREEDY, Sampling, sample
+    from mooncake_lab.engine.sequence import GenerationRequest, Output
+    from mooncake_lab.engine.weights import LlamaWeights, load_weights, random_weights
 
 __all__ = [
     "GREEDY",
@@ -42,3 +52,8 @@ __all__ = [
     "sample",
     "warm_up",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    "backends", "blocks", "kvcache", "model", "sampling", "sequence", "weights", "loop", "roles", "loading",
+)  # fmt: skip

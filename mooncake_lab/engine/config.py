@@ -10,6 +10,8 @@ from typing import Any, Final, Literal, cast, final
 
 from mooncake_lab.perf.specs import ModelShape
 
+NUMBER_BYTES: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
+"""The types of numbers in which a model computes, by the names of the command line, and the size of one."""
 _LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 
 

@@ -1,21 +1,22 @@
 """From a name to a model that is ready to run: a directory of weights, or a random model of a named shape."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from mooncake_lab.batching import SarathiServe
 from mooncake_lab.engine.backends import choose_backend
-from mooncake_lab.engine.config import LlamaConfig, config_from_shape
-from mooncake_lab.engine.kv_layout import KVLayout
+from mooncake_lab.engine.checkpoint import RANDOM
+from mooncake_lab.engine.config import NUMBER_BYTES, config_from_shape
 from mooncake_lab.engine.loop import Engine, EngineSettings
 from mooncake_lab.engine.model import LlamaModel, make_model
 from mooncake_lab.engine.sequence import GenerationRequest
-from mooncake_lab.engine.weights import check_weights, load_weights, random_weights
+from mooncake_lab.engine.weights import load_weights, random_weights
 from mooncake_lab.perf.specs import model_shape
 
-_RANDOM = "random:"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: Final[Mapping[str, torch.dtype]] = {name: getattr(torch, name) for name in NUMBER_BYTES}
 """Types of numbers by the names of the command line."""
 
 
@@ -47,45 +48,12 @@ def load_model(
     if place.type == "cuda" and ":" in str(place):
         torch.cuda.set_device(place)  # own kernels and recorded graphs run on the current device
     operators = choose_backend(place, kind, backend)
-    if name.startswith(_RANDOM):
-        config = config_from_shape(model_shape(name.removeprefix(_RANDOM)))
+    if name.startswith(RANDOM):
+        config = config_from_shape(model_shape(name.removeprefix(RANDOM)))
         weights = random_weights(config, seed=seed, device=place, dtype=kind)
     else:
         weights = load_weights(Path(name), device=place, dtype=kind)
     return make_model(weights, operators, positions=positions)
-
-
-def check_model(name: str) -> LlamaConfig:
-    """The config of a model that `load_model` can load, found out in milliseconds, before workers start.
-
-    Raises:
-        FileNotFoundError: when there is no such directory, or it has no config or no safetensors.
-        ValueError: when the shape is unknown, or the files of the directory are no model of this engine.
-    """
-    if name.startswith(_RANDOM):
-        return config_from_shape(model_shape(name.removeprefix(_RANDOM)))
-    if not Path(name).is_dir():
-        raise FileNotFoundError(f"there is no directory {name}; models are not downloaded")
-    return check_weights(Path(name))
-
-
-def layout_of(name: str, device: str, dtype: str | None, *, block_tokens: int) -> KVLayout:
-    """The sizes of a model's KVCache blocks, from its configuration alone; for the arguments see `load_model`.
-
-    The fingerprint is empty, since it depends on the weights.
-
-    Raises:
-        FileNotFoundError, ValueError: as `check_model`.
-    """
-    config = check_model(name)
-    return KVLayout(
-        fingerprint=b"",
-        layers=config.layers,
-        kv_heads=config.kv_heads,
-        head_width=config.head_width,
-        dtype=_kind(dtype, _device(device)),
-        block_tokens=block_tokens,
-    )
 
 
 def warm_up(model: LlamaModel) -> None:

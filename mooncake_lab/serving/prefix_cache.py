@@ -399,7 +399,7 @@ class PrefixCache:
             raise StorageError("the prefix cache is closed")
 
     def _open_ssd(self, spec: WorkerSpec, folder: str) -> SsdBackend:
-        capacity_bytes = ssd_bytes(spec.ssd_tokens, self.layout)
+        capacity_bytes = ssd_bytes(spec.ssd_tokens, self.layout.block_tokens, self.layout.block_bytes)
         return SsdBackend(Path(folder) / spec.name, capacity_bytes, fingerprint=self.layout.fingerprint)
 
     def _open_store(self) -> TieredStore:

@@ -7,6 +7,7 @@ import msgspec
 
 from mooncake_lab.batching import BATCHING_POLICIES, BatchingPolicy
 from mooncake_lab.cluster import ClusterSpec, CoordinatorRules, CoupledPool, PrefillPool, Role
+from mooncake_lab.engine.config import NUMBER_BYTES
 from mooncake_lab.serving.pacer import Pacer
 
 _REMEMBERED_BLOCKS: Final = 2**18
@@ -100,6 +101,10 @@ class LiveOptions(WorkerOptions):
             least = 0 if each.name in _MAY_BE_ZERO else 1 if isinstance(value, int) else 1e-9
             if isinstance(value, int | float) and not isinstance(value, bool) and not value >= least:
                 raise ValueError(f"LiveOptions.{each.name} is {value!r}; allowed is {least} or more")
+        _refuse_if(
+            self.dtype not in {None, *NUMBER_BYTES},
+            f"LiveOptions.dtype is {self.dtype!r}; allowed are None, {', '.join(NUMBER_BYTES)}",
+        )
         _refuse_if(self.transfer_bytes < 2**20, f"transfer_bytes is {self.transfer_bytes}; {2**20} are the least")
         _refuse_if(
             self.pool_address is not None and self.pool != "mooncake",

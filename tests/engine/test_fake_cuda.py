@@ -12,13 +12,14 @@ import torch
 from fake_cuda import fake_cuda
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mooncake_lab.engine.checkpoint import parameter_shapes
 from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.graphs import GRAPH_SIZES, DecodeGraphs, capture_cuda
 from mooncake_lab.engine.kvcache import KVCache
 from mooncake_lab.engine.model import make_model
 from mooncake_lab.engine.packing import Piece, pack
 from mooncake_lab.engine.rope import make_rope
-from mooncake_lab.engine.weights import LlamaWeights, assemble, parameter_shapes
+from mooncake_lab.engine.weights import LlamaWeights, assemble
 
 CUDA = torch.device("cuda", 0)
 BLOCK_TOKENS = 16

@@ -14,8 +14,8 @@ from mooncake_lab.cluster.iteration import CoupledRequest, iteration_events, pre
 from mooncake_lab.engine import DecodeEngine, Engine, GenerationRequest, KVSpan
 from mooncake_lab.engine.roles import Prompt
 from mooncake_lab.serving import messages
-from mooncake_lab.serving.calibration import measure_decode, measure_prefill
 from mooncake_lab.serving.kv_transfer.receiver import ReceivedKV
+from mooncake_lab.serving.measuring import measure_decode, measure_prefill
 from mooncake_lab.serving.messages import Job
 from mooncake_lab.serving.roles import (
     WorkerContext,

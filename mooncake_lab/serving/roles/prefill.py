@@ -22,10 +22,10 @@ from mooncake_lab.engine.kv_layout import bytes_of
 from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
 from mooncake_lab.engine.roles import Prompt as PromptTokens
 from mooncake_lab.serving import messages
-from mooncake_lab.serving.calibration import measure_prefill, measure_transfer
 from mooncake_lab.serving.kv_transfer import LayerStream
 from mooncake_lab.serving.kv_transfer.fetch import ArrivingBlocks, PrefixSource, fetch_layers
 from mooncake_lab.serving.kv_transfer.sender import KVSender
+from mooncake_lab.serving.measuring import measure_prefill, measure_transfer
 from mooncake_lab.serving.messages import Job
 from mooncake_lab.serving.prefix_cache import HeldPrefix, PrefixCache, open_pool
 from mooncake_lab.serving.roles import WorkerContext, generation_request, hopeless, prompt_tokens, report_dropped
