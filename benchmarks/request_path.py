@@ -1,70 +1,82 @@
 """The functions of the package that one request calls in the two runtimes: what a reader follows to understand it.
 
-One request goes through a simulated cluster, from its arrival to its last token, under `sys.setprofile`. The
-counts are of the distinct functions of the package that are called meanwhile, of the files that hold them, and of
-the classes whose methods they are. Lambdas and comprehensions belong to the function around them. The request is
-computed from scratch: no prefix is reused, nothing fails, and the cluster has no other request. The length of a
-function is that of its source, with docstring and decorators. Calls into C, such as the construction of a struct,
-have no frame and are not counted. Functions outside `simulation` are in packages that the live cluster uses too.
+One request goes through a simulated cluster, from its arrival to its last token, under `sys.setprofile`. It is
+computed from scratch: no prefix is reused, nothing fails, and the cluster has no other request. Lambdas and
+comprehensions belong to the function around them. Calls into C, such as the construction of a struct, have no
+frame and are left out. The length of a function is that of its source, with docstring and decorators. A change of
+file is a call of a function whose file is another one than that of the function called before.
 
-`--live` follows the same request through live clusters as well. All their processes are under `sys.setprofile`, in
-each of their threads; a signal begins and ends the counting. What else runs meanwhile, such as heartbeats, is
-counted too.
+`--live` follows a request through a live server as well, from the client's connection and back to it. All
+processes of `mooncake-lab serve` are under `sys.setprofile`, in each of their threads; a signal begins and ends
+the recording. What else runs meanwhile, such as heartbeats, is recorded too.
 
-`--record FILE` writes the counts into a JSON file under the name `now` and keeps its other entries. The numbers of
-`book/design.md` are those of `data/measured/request_path.json`.
+`--record FILE` writes the names of both paths into a JSON file, in the order of the first call. A test compares
+the steps in `book/design.md` with the simulated path of the code as it is, and with the live path in
+`data/measured/request_path.json`.
 """  # noqa: INP001  # scripts, not a package
 
 import inspect
 import json
 import os
 import signal
+import statistics
+import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
 from types import CodeType, FrameType
 from typing import Annotated, Any
+from urllib.request import Request as Post
+from urllib.request import urlopen
 
 import typer
 
 import mooncake_lab
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import Request, TracedRequest
-from mooncake_lab.serving import LiveCluster, LiveOptions
 from mooncake_lab.simulation import Cluster
 from mooncake_lab.testbeds import paper_node_latency
 
 ROOT = Path(mooncake_lab.__file__).parent
+MODEL = "random:lab-tiny"
+WORKERS = {
+    "disaggregated": ("--prefill", "2", "--decode", "2"),
+    "coupled": ("--coupled", "4"),
+}
+"""The live clusters, as options of `mooncake-lab serve`; the simulated ones have as many nodes."""
+PATIENCE_S = 60.0
 TRACER = dedent(
     """
-    import os, signal, sys, threading
-    found, is_on, folder = {}, False, os.environ["REQUEST_PATH_FOLDER"]
+    import os, signal, sys, threading, time
+    found, is_on, place = {}, False, os.path.join(os.environ["REQUEST_PATH_FOLDER"], str(os.getpid()))
     def see(frame, event, _):
-        if is_on and event == "call":
-            found.setdefault(frame.f_code)
+        if is_on and event == "call" and frame.f_code not in found:
+            found[frame.f_code] = time.monotonic_ns()
+    def write(kind, text=""):
+        with open(f"{place}.part", "w") as file:
+            file.write(text)
+        os.rename(f"{place}.part", f"{place}.{kind}")
     def begin(*_):
         global is_on
         is_on = True
+        write("begun")
     def end(*_):
         global is_on
         is_on = False
-        names = {f"{code.co_filename}:{code.co_qualname}": None for code in list(found)}
-        with open(f"{folder}/{os.getpid()}.part", "w") as file:
-            file.write("\\n".join(names))
-        os.rename(f"{folder}/{os.getpid()}.part", f"{folder}/{os.getpid()}.txt")
+        write("ended", "\\n".join(f"{at} {code.co_filename}:{code.co_qualname}" for code, at in found.items()))
     signal.signal(signal.SIGUSR1, begin)
     signal.signal(signal.SIGUSR2, end)
     threading.setprofile(see)
     sys.setprofile(see)
+    write("traced")
     """
 )
-"""The `sitecustomize` of every process of a live cluster: it counts between two signals."""
+"""The `sitecustomize` of every process of a live server: it records between two signals."""
 
 
 @dataclass(frozen=True)
@@ -73,163 +85,171 @@ class PathOfRequest:
 
     functions: dict[str, int]
     """Source lines of each function, by `file:qualified name`, in the order of the first call."""
-    files: tuple[str, ...]
-    classes: tuple[str, ...]
+    changes_of_file: int
 
     @property
-    def longest(self) -> tuple[str, int]:
-        """The longest function and its lines."""
-        return max(self.functions.items(), key=lambda item: item[1])
+    def files(self) -> set[str]:
+        """The files of the functions."""
+        return {name.partition(":")[0] for name in self.functions}
+
+    @property
+    def classes(self) -> set[str]:
+        """The classes whose methods are called."""
+        owners = {name.rpartition(".")[0] for name in self.functions if "." in name.partition(":")[2]}
+        return {owner for owner in owners if not owner.endswith("<locals>")}
+
+    @property
+    def longest(self) -> str:
+        """The longest function."""
+        return max(self.functions, key=self.functions.__getitem__)
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """How many functions, classes, files and changes of file there are, and how long functions are."""
+        lines = sorted(self.functions.values())
+        return {
+            "functions": len(lines),
+            "classes": len(self.classes),
+            "files": len(self.files),
+            "changes_of_file": self.changes_of_file,
+            "median_lines": statistics.median(lines),
+            "p90_lines": statistics.quantiles(lines, n=10)[-1],
+            "longest_lines": lines[-1],
+        }
 
 
-def called(run: Callable[[], Any]) -> dict[CodeType, None]:
-    """The named functions of the package that `run` calls, in the order of their first call."""
-    found: dict[CodeType, None] = {}
+def path_of(run: Callable[[], Any]) -> PathOfRequest:
+    """The functions on the way of the requests that `run` serves."""
+    calls: list[CodeType] = []
 
     def see(frame: FrameType, event: str, _argument: object) -> None:
         if event == "call":
-            found.setdefault(frame.f_code)
+            calls.append(frame.f_code)
 
+    before = sys.getprofile()
     sys.setprofile(see)
     try:
         run()
     finally:
-        sys.setprofile(None)
-    return {
-        code: None
-        for code in found
-        if not code.co_name.startswith("<") and Path(code.co_filename).is_relative_to(ROOT)
+        sys.setprofile(before)
+    calls = [code for code in calls if _is_ours(code.co_filename, code.co_name)]
+    functions = {
+        _place(code.co_filename, code.co_qualname): len(inspect.getsourcelines(code)[0])
+        for code in dict.fromkeys(calls)
     }
+    files = [code.co_filename for code in calls]
+    return PathOfRequest(functions, sum(one != other for one, other in pairwise(files)))
 
 
-def path_of(run: Callable[[], Any]) -> PathOfRequest:
-    """What is on the way of the requests that `run` serves."""
-    codes = called(run)
-    functions, files, classes = dict[str, int](), dict[str, None](), dict[str, None]()
-    for code in codes:
-        file = Path(code.co_filename).relative_to(ROOT).as_posix()
-        owner = code.co_qualname.rpartition(".")[0]
-        functions[f"{file}:{code.co_qualname}"] = len(inspect.getsourcelines(code)[0])
-        files[file] = None
-        if owner and not owner.endswith("<locals>"):
-            classes[f"{file}:{owner}"] = None
-    return PathOfRequest(functions, tuple(files), tuple(classes))
+def _is_ours(file: str, name: str) -> bool:
+    return not name.rpartition(".")[2].startswith("<") and Path(file).is_relative_to(ROOT)
 
 
-def numbers_of(path: PathOfRequest) -> dict[str, int | str]:
-    """The counts of a path."""
-    longest, lines = path.longest
-    return {
-        "functions": len(path.functions),
-        "only_simulated": sum(name.startswith("simulation/") for name in path.functions),
-        "classes": len(path.classes),
-        "files": len(path.files),
-        "longest_lines": lines,
-        "longest": longest,
-    }
+def _place(file: str, name: str) -> str:
+    return f"{Path(file).relative_to(ROOT).as_posix()}:{name}"
 
 
-def joined(paths: Iterable[PathOfRequest]) -> PathOfRequest:
-    """What is on at least one of the paths."""
-    functions, files, classes = dict[str, int](), dict[str, None](), dict[str, None]()
-    for path in paths:
-        functions |= path.functions
-        files |= dict.fromkeys(path.files)
-        classes |= dict.fromkeys(path.classes)
-    return PathOfRequest(functions, tuple(files), tuple(classes))
-
-
-def live_functions(spec: ClusterSpec, warm: TracedRequest, traced: TracedRequest) -> list[str]:
-    """The functions that a request calls in any process of a live cluster, which has served another one before."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "sitecustomize.py").write_text(TRACER, "utf-8")
-        os.environ |= {"REQUEST_PATH_FOLDER": folder, "PYTHONPATH": folder}
-        exec(compile(TRACER, "tracer", "exec"), {})  # noqa: S102  # the same in this process
-        with LiveCluster(spec, LiveOptions(spares=0), model=paper_node_latency()) as live:
-            live.run([warm])
-            time.sleep(1)  # what ends after the last token
-            pids = [os.getpid(), *live.pids().values()]
-            for pid in pids:
-                os.kill(pid, signal.SIGUSR1)
-            live.run([traced])
-            for pid in pids:
-                os.kill(pid, signal.SIGUSR2)
-            files = [Path(folder, f"{pid}.txt") for pid in pids]
-            while not all(file.exists() for file in files):
-                time.sleep(0.1)
-            called = [line.rpartition(":") for file in files for line in file.read_text("utf-8").splitlines()]
-        threading.setprofile(None)
-        sys.setprofile(None)
-    return list(
-        {
-            f"{Path(file).relative_to(ROOT).as_posix()}:{name}": None
-            for file, _, name in called
-            if not name.rpartition(".")[2].startswith("<") and Path(file).is_relative_to(ROOT)
-        }
-    )
-
-
-def beside(simulated: Iterable[str], live: Iterable[str]) -> dict[str, dict[str, int]]:
-    """The functions of both paths by package: how many on each, and how many on both."""
-    sets = {"simulated": set(simulated), "live": set(live)}
-    sets["both"] = sets["simulated"] & sets["live"]
-    counts = {name: Counter(function.partition("/")[0] for function in each) for name, each in sets.items()}
-    packages = sorted(counts["simulated"] | counts["live"])
-    rows = {package: {name: counts[name][package] for name in sets} for package in packages}
-    return rows | {"all": {name: len(each) for name, each in sets.items()}}
-
-
-def main(
-    as_json: Annotated[bool, typer.Option("--json", help="Print counts and names as JSON.")] = False,
-    record: Annotated[Path | None, typer.Option(help="Write the counts into this JSON file as `now`.")] = None,
-    prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 2000,
-    answer: Annotated[int, typer.Option(min=1, help="Tokens of the answer.")] = 20,
-    live: Annotated[bool, typer.Option("--live", help="Follow the request through live clusters, too.")] = False,
-) -> None:
-    """Print the functions that one request calls in a disaggregated, in a coupled and in either cluster."""
-    keys = tuple(range(-(-prompt // 512)))
-    traced = TracedRequest(Request(id=0, arrival_s=0.0, input_tokens=prompt, block_keys=keys), answer)
+def simulated_paths(prompt_tokens: int = 2000, answer_tokens: int = 20) -> dict[str, PathOfRequest]:
+    """The path of one request in a simulated disaggregated cluster, and in a coupled one."""
+    keys = tuple(range(-(-prompt_tokens // 512)))
+    request = Request(id=0, arrival_s=0.0, input_tokens=prompt_tokens, block_keys=keys)
     model = paper_node_latency()
     clusters = {
         "disaggregated": Cluster(ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=2), model),
         "coupled": Cluster(ClusterSpec.coupled(nodes=4), model),
     }
-    paths = {name: path_of(lambda cluster=cluster: cluster.run([traced])) for name, cluster in clusters.items()}
-    paths["either"] = joined(paths.values())
-    both = dict[str, dict[str, dict[str, int]]]()
+    traced = [TracedRequest(request, answer_tokens)]
+    return {name: path_of(lambda cluster=cluster: cluster.run(traced)) for name, cluster in clusters.items()}
+
+
+def live_functions(workers: Sequence[str], prompt_tokens: int, answer_tokens: int) -> list[str]:
+    """The functions that a request calls in any process of a live server, which has served another one before.
+
+    Raises:
+        RuntimeError: when the server does not start, or a process of it does not answer a signal.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "sitecustomize.py").write_text(TRACER, "utf-8")
+        command = [sys.executable, "-m", "mooncake_lab", "serve", "--model", MODEL, *workers]
+        command += ["--spares", "0", "--port", "0", "--no-api-key", "--json"]
+        paths = os.pathsep.join([name, str(ROOT.parent)])
+        environment = os.environ | {"REQUEST_PATH_FOLDER": name, "PYTHONPATH": paths}
+        options: dict[str, Any] = {"cwd": ROOT.parent, "env": environment, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, **options) as server:  # noqa: S603  # our own command
+            try:
+                assert server.stdout is not None  # noqa: S101  # it is a pipe
+                opened = server.stdout.readline()
+                if not opened:
+                    raise RuntimeError(f"{' '.join(command)} did not start")
+                url = json.loads(opened)["url"]
+                _ask(url, [3 + 5 * i % 199 for i in range(prompt_tokens)], answer_tokens)
+                time.sleep(1)  # what ends after the last token
+                _signal(folder, signal.SIGUSR1, "begun")
+                _ask(url, [3 + 7 * i % 197 for i in range(prompt_tokens)], answer_tokens)
+                time.sleep(1)
+                records = _signal(folder, signal.SIGUSR2, "ended")
+            finally:
+                server.terminate()
+        calls = [line.partition(" ") for record in records for line in record.read_text("utf-8").splitlines()]
+    calls.sort(key=lambda call: int(call[0]))
+    found = [place.rpartition(":") for _, _, place in calls]
+    return list(dict.fromkeys(_place(file, name) for file, _, name in found if _is_ours(file, name)))
+
+
+def _ask(url: str, prompt: list[int], answer_tokens: int) -> None:
+    """Send one request and read its whole stream."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": answer_tokens, "ignore_eos": True, "stream": True}
+    post = Post(f"{url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})  # noqa: S310
+    with urlopen(post, timeout=PATIENCE_S) as answer:  # noqa: S310  # our own server
+        answer.read()
+
+
+def _signal(folder: Path, number: signal.Signals, kind: str) -> list[Path]:
+    """Send a signal to every traced process; the files that they write in answer."""
+    pids = [path.stem for path in folder.glob("*.*") if path.stem.isdigit() and Path("/proc", path.stem).exists()]
+    for pid in dict.fromkeys(pids):
+        os.kill(int(pid), number)
+    answers = [folder / f"{pid}.{kind}" for pid in dict.fromkeys(pids)]
+    deadline_s = time.monotonic() + PATIENCE_S
+    while silent := [path.stem for path in answers if not path.exists()]:
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"processes {', '.join(silent)} did not answer {number.name}")
+        time.sleep(0.05)
+    return answers
+
+
+def main(
+    as_json: Annotated[bool, typer.Option("--json", help="Print counts and names as JSON.")] = False,
+    record: Annotated[Path | None, typer.Option(help="Write the names of both paths into this JSON file.")] = None,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 2000,
+    answer: Annotated[int, typer.Option(min=2, help="Tokens of the answer.")] = 20,
+    live: Annotated[bool, typer.Option("--live", help="Follow the request through live servers, too.")] = False,
+) -> None:
+    """Print the functions that one request calls in a disaggregated and in a coupled cluster."""
+    if record is not None and not live:
+        raise typer.BadParameter("--record writes both paths; say --live, too")
+    paths = simulated_paths(prompt, answer)
+    names: dict[str, dict[str, list[str]]] = {
+        name: {"simulated": [*path.functions]} for name, path in paths.items()
+    }
     if live:
-        warm = TracedRequest(replace(traced.request, block_keys=tuple(k + 9 for k in keys)), answer)
-        specs = {
-            "disaggregated": ClusterSpec.small(prefill_nodes=2, decode_nodes=2, block_size_tokens=512),
-            "coupled": ClusterSpec.small_coupled(nodes=4, block_size_tokens=512),
-        }
-        for name, spec in specs.items():
-            functions = live_functions(spec, warm, traced)
-            both[name] = beside(paths[name].functions, functions)
+        for name, workers in WORKERS.items():
+            names[name]["live"] = live_functions(workers, prompt, answer)
     if record is not None:
-        known = json.loads(record.read_text("utf-8")) if record.exists() else {}
-        known["now"] = {name: numbers_of(path) for name, path in paths.items()}
-        if live:
-            known["both"] = both
-        record.write_text(json.dumps(known, indent=2) + "\n", "utf-8")
+        record.write_text(json.dumps(names, indent=1) + "\n", "utf-8")
     if as_json:
-        typer.echo(
-            json.dumps(
-                {name: asdict(path) | {"counts": numbers_of(path)} for name, path in paths.items()}, indent=2
-            )
-        )
+        shown = {name: names[name] | {"counts": path.counts} for name, path in paths.items()}
+        typer.echo(json.dumps(shown, indent=1))
         return
-    for name, rows in both.items():
-        typer.echo(f"{name}: {json.dumps(rows, indent=1)}")
     for name, path in paths.items():
-        found = numbers_of(path)
-        typer.echo(
-            f"{name}: {found['functions']} functions, {found['only_simulated']} of them in simulation,"
-            f" {found['classes']} classes, {found['files']} files;"
-            f" the longest function is {found['longest']} with {found['longest_lines']} lines"
-        )
-    for function, lines in paths["either"].functions.items():
-        typer.echo(f"{lines:5d}  {function}")
+        typer.echo(f"{name}, simulated: {json.dumps(path.counts)}; the longest function is {path.longest}")
+        for function, lines in path.functions.items():
+            typer.echo(f"{lines:5d}  {function}")
+        if live:
+            both = len(set(path.functions) & set(names[name]["live"]))
+            typer.echo(f"{name}, live: {len(names[name]['live'])} functions, {both} of them simulated, too")
+            typer.echo("\n".join(f"       {function}" for function in names[name]["live"]))
 
 
 if __name__ == "__main__":

@@ -74,18 +74,24 @@ def test_letters_stand_out(palette, text, ground):
     assert (lighter + 0.05) / (darker + 0.05) >= READABLE
 
 
-SMALL = [ROOT / "book" / "_static" / "landing.svg", *sorted((ROOT / "book" / "_static").glob("primer-*.svg"))]
+SMALL = [
+    ROOT / "book" / "_static" / "landing.svg",
+    ROOT / "book" / "_static" / "request-path.svg",
+    *sorted((ROOT / "book" / "_static").glob("primer-*.svg")),
+]
+SHOWN_ON = {"landing": "intro.md", "request-path": "design.md"}
+"""The pages of pictures that are not the primer's."""
 NARROW_PX = 334
 """How wide the text of a page, and so a picture, is on a phone of 390 px."""
 
 
 @pytest.mark.parametrize("path", SMALL, ids=lambda path: path.stem)
 class TestSmallPictures:
-    """The drawings of the first page and of the primer."""
+    """The drawings of the first page, of the primer, and of the path of a request."""
 
     def test_is_shown_with_words_for_those_who_do_not_see_it(self, path):
         """The page shows it, it has title and description, and no id or class of another drawing."""
-        page = "intro.md" if path.stem == "landing" else "primer.md"
+        page = SHOWN_ON.get(path.stem, "primer.md")
         assert f":file: _static/{path.name}" in (ROOT / "book" / page).read_text(encoding="utf-8")
         root = ET.fromstring(path.read_text(encoding="utf-8"))  # noqa: S314 - our own file
         test_it_can_be_read_by_ear(root)
@@ -110,6 +116,8 @@ class TestSmallPictures:
             ("on-green", "green"),
             ("ink", "wait"),
         ]
+        if "name" in light:
+            grounds += [("name", "paper"), ("name", "plain"), ("name", "pale"), ("ink", "pale")]
         for colours, (letters, ground) in product([light, dark], grounds):
             shades = sorted([luminance(colours[letters]), luminance(colours[ground])])
             assert (shades[1] + 0.05) / (shades[0] + 0.05) >= READABLE, (letters, ground)

@@ -38,7 +38,6 @@ TESTS = (
 )  # fmt: skip
 """The tests of packages that compute results without torch."""
 LEFT_OUT = {
-    "tests/simulation/test_request_path.py": "follows a request through the engine as well",
     "tests/testbeds/test_sarathi_serve.py": "compares with tables of chapter 6, which imports the engine",
     "tests/paper/test_pages.py": "asks `mooncake-lab doctor` for the device of torch",
 }

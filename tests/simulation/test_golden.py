@@ -1,6 +1,7 @@
 """Run logs that a restructuring must not change: digests of whole runs, with the texts of reasons left out.
 
-`python tests/simulation/test_golden.py` writes `golden.json` anew, after a change of results that is meant.
+`PYTHONPATH=tests/helpers python tests/simulation/test_golden.py` writes `golden.json` anew, after a change of
+results that is meant.
 """
 
 import hashlib
