@@ -143,6 +143,7 @@ def measure(folder: Path, asked: argparse.Namespace) -> None:
                 report = calibrated(f"http://127.0.0.1:{port}", trace, told, asked)
             about = {"server": name, "trace_file": trace.name, "load_average": load}
             kept = {key: value for key, value in report.items() if key != "probes"}
+            kept["rates"] = [{k: v for k, v in rate.items() if k != "points"} for rate in report["rates"]]
             found = provenance() | {"model": asked.model, "dtype": asked.dtype, "divide": asked.divide} | {
                 "calibrations": [*found.get("calibrations", ()), about | kept]
             }  # fmt: skip

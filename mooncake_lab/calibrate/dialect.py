@@ -86,6 +86,7 @@ class _Answer:
         self._url = url
         self._events: list[tuple[float, int | None]] = []  # times, and tokens where the event says them
         self._usage: Mapping[str, Any] = {}
+        self._last_s: float | None = None  # of an event with a choice, be it without text
 
     def read(self, at_s: float, data: bytes) -> None:
         """Take note of one event."""
@@ -108,6 +109,7 @@ class _Answer:
                 self._choice(at_s, choice)
 
     def _choice(self, at_s: float, choice: Mapping[str, Any]) -> None:
+        self._last_s = at_s
         tokens = choice.get("token_ids")
         if isinstance(tokens, list):
             if tokens:
@@ -132,9 +134,12 @@ class _Answer:
                 f"{self._url} does not say in `usage` how many tokens a prompt has, and takes no token ids;"
                 " without one of the two nothing can be fitted"
             )
+        total = _count(self._usage.get("completion_tokens"))
+        if not self._events and total and self._last_s is not None:  # no token of it has a text
+            self._events.append((self._last_s, None))
         if not self._events:
             raise CalibrationError(f"{self._url} ends an answer without any token")
-        counts = _tokens_of(self._events, _count(self._usage.get("completion_tokens")))
+        counts = _tokens_of(self._events, total)
         times_s, spread = spread_times([at_s for at_s, _ in self._events], counts)
         details = self._usage.get("prompt_tokens_details")
         cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None

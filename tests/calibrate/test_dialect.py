@@ -76,6 +76,13 @@ def test_without_usage_token_ids_have_known_lengths():
     assert (reply.prompt_tokens, len(reply.times_s)) == (100, 6)
 
 
+def test_tokens_without_a_text_came_with_the_last_event():
+    """An answer of special tokens or of parts of a character is as long as its usage says."""
+    with opened(says_text=False, options=("stream_options",)) as double:
+        _, reply = ask(double)
+    assert (len(reply.times_s), reply.spread_tokens) == (6, 6)
+
+
 def test_a_connection_that_the_server_has_closed_is_opened_again():
     """A server that closes a connection after each answer, without saying so, gets each request once."""
     with opened(keeps_connections=False) as double:

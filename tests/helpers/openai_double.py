@@ -18,6 +18,8 @@ class Double:
     forms: tuple = ("token ids", "text", "chat")
     options: tuple = ("return_token_ids", "min_tokens", "ignore_eos", "stream_options")
     says_usage: bool = True
+    says_text: bool = True
+    """Whether tokens have a text; a special token, or a part of a character, has none."""
     tokens_an_event: int = 1
     tokens_a_word: int = 2
     metrics: str = ""
@@ -129,9 +131,8 @@ class Handler(BaseHTTPRequestHandler):
             count = min(left, double.tokens_an_event)
             left -= count
             time.sleep(TOKEN_S * count)
-            choice = (
-                {"index": 0, "delta": {"content": "a" * count}} if "messages" in body else {"text": "a" * count}
-            )
+            text = "a" * count if double.says_text else ""
+            choice = {"index": 0, "delta": {"content": text}} if "messages" in body else {"text": text}
             if body.get("return_token_ids"):
                 choice["token_ids"] = [97] * count
             self.event({"choices": [choice]})

@@ -4,12 +4,14 @@
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any, Final
 
 import pandas as pd
 
 from mooncake_lab.core import carried_folder
+from mooncake_lab.experiments import records, tabulated
 
 RECORD: Final = carried_folder("measured") / "calibration.json"
 MOST_ERROR: Final[Mapping[str, float]] = {"mean": 0.1, "median": 0.1, "P90": 0.2}
@@ -21,7 +23,8 @@ def record() -> dict[str, Any]:
     return json.loads(RECORD.read_text(encoding="utf-8"))
 
 
-def errors(measured: Mapping[str, Any]) -> pd.DataFrame:
+@tabulated
+def errors(measured: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """A row for each server, trace, share of saturation, quantity and statistic.
 
     Columns beside these: what was measured (`real`) and predicted (`simulated`), both in seconds or tokens per
@@ -29,38 +32,35 @@ def errors(measured: Mapping[str, Any]) -> pd.DataFrame:
     of the server's own repetitions over their mean), and `is_near`: whether the error is within `MOST_ERROR` and
     the repetition together.
     """
-    rows = pd.DataFrame(
-        {"server": report["server"], "trace": report["trace_file"].partition("_trace")[0], "share": rate["share"]}
-        | row
-        for report in measured["calibrations"]
-        for rate in report["rates"]
-        for row in rate["errors"]
-    )
-    allowed = rows["statistic"].map(dict(MOST_ERROR)) + rows["repetition"]
-    return rows.assign(is_near=rows["error"].abs() <= allowed)
+    for report in measured["calibrations"]:
+        trace = report["trace_file"].partition("_trace")[0]
+        for rate in report["rates"]:
+            for row in rate["errors"]:
+                is_near = abs(row["error"]) <= MOST_ERROR[row["statistic"]] + row["repetition"]
+                about = {"server": report["server"], "trace": trace, "share": rate["share"]}
+                yield about | row | {"is_near": is_near}
 
 
-def trusted(rows: pd.DataFrame, quantities: Sequence[str] = ("TTFT", "TBT", "E2E")) -> pd.DataFrame:
+@tabulated
+def trusted(rows: pd.DataFrame, quantities: Sequence[str] = ("TTFT", "TBT", "E2E")) -> Iterator[dict[str, Any]]:
     """By server and quantity, below saturation: how many statistics of how many are near, and the largest errors.
 
     Args:
         rows: what `errors` made.
         quantities: which.
     """
-    below = rows[(rows["share"] < 1) & rows["quantity"].isin(quantities)]
-    groups = below.groupby(["server", "quantity"], sort=False)
-    return groups.apply(
-        lambda each: pd.Series(
-            {
-                "near": int(each["is_near"].sum()),
+    for server in dict.fromkeys(rows["server"]):
+        for quantity in quantities:
+            each = [row for row in records(rows, server=server, quantity=quantity) if row["share"] < 1]
+            yield {
+                "server": server,
+                "quantity": quantity,
+                "near": sum(row["is_near"] for row in each),
                 "of": len(each),
-                "median error (%)": 100 * each["error"].abs().median(),
-                "largest (%)": 100 * each["error"].abs().max(),
-                "repetition (%)": 100 * each["repetition"].median(),
+                "median error (%)": 100 * median(abs(row["error"]) for row in each),
+                "largest (%)": 100 * max(abs(row["error"]) for row in each),
+                "repetition (%)": 100 * median(row["repetition"] for row in each),
             }
-        ),
-        include_groups=False,
-    )
 
 
 def source_of(measured: Mapping[str, Any]) -> str:

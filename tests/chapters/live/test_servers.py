@@ -38,7 +38,7 @@ def test_an_error_within_the_bar_and_the_repetition_is_near(measured):
 
 def test_the_table_counts_below_saturation(measured):
     """At 1.1 of saturation queues grow for ever, so those rows are not in the table."""
-    table = servers.trusted(servers.errors(measured))
+    table = servers.trusted(servers.errors(measured)).set_index(["server", "quantity"])
     assert table.loc[("good", "TTFT"), ["near", "of"]].tolist() == [3, 3]
     assert table.loc[("bad", "TTFT"), ["near", "of"]].tolist() == [1, 3]
     assert table.loc[("bad", "TBT"), "largest (%)"] == pytest.approx(15.0)
