@@ -154,7 +154,7 @@ def overload_map(
                 text, (row["decode_factor"], row["prefill_factor"]), ha="center", va="center", fontsize=style.SMALL
             )
         axis.plot(
-            *zip(*region, strict=True), ".", color=COLOURS["fitted"], markersize=3, label="region of the fit"
+            *zip(*region, strict=True), "+", color=COLOURS["fitted"], markersize=4, label="region of the fit"
         )
         for name, (at_s, decode, prefill) in dots.items():
             if at_s == limit_s:
