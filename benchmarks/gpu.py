@@ -5,8 +5,9 @@
 
 Sections run in order of importance. One that begins after the budget is spent is written down as skipped, and one
 that fails as failed, with its error; then the exit code is 1 and everything else is still there. An error after
-which a process cannot use the device any more ends that process, and a new one measures the rest. The file is
-written after each section and keeps what earlier runs found of other sections, so they can be run one by one:
+which a process cannot use the device any more ends that process, as a signal does; one whose section hangs is
+killed. A new process then measures the rest. The file is written after each section and keeps what earlier runs
+found of other sections, so they can be run one by one:
 
     python benchmarks/gpu.py --out data/measured/engine_h200.json --section decode
 """  # noqa: INP001  # scripts, not a package
@@ -15,8 +16,10 @@ import argparse
 import gc
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -75,9 +78,13 @@ def measure(
     *,
     budget_s: float,
     names: list[str] | None = None,
+    begun: Callable[[str], object] = lambda _: None,
     keep: Callable[[dict[str, Any]], object] = lambda _: None,
 ) -> dict[str, Any]:
-    """Run the sections; what each found, or why it found nothing. All so far goes to `keep` after each of them."""
+    """Run the sections; what each found, or why it found nothing.
+
+    `begun` is told the name of each as it begins, and `keep` gets all that was found after each of them.
+    """
     begin, on_gpu = lab.clock(), lab.device.type == "cuda"
     found: dict[str, Any] = {}
     lost_in: str | None = None
@@ -90,6 +97,7 @@ def measure(
             found[name] = {"skipped": f"the budget of {budget_s:.0f} s was spent"}
             continue
         sys.stderr.write(f"{name} ...\n")
+        begun(name)
         try:
             rows = SECTIONS[name](lab)
             found[name] = {"seconds": lab.clock() - start, "rows": rows}
@@ -135,6 +143,7 @@ def main() -> int:
     parser.add_argument("--backend", default="auto", choices=("auto", "dense", "cpu", "cuda"))
     parser.add_argument("--section", action="append", choices=tuple(SECTIONS), help="default: all of them")
     parser.add_argument("--budget-s", type=float, default=440.0)
+    parser.add_argument("--section-s", type=float, default=240.0, help="with --out, what takes longer is ended")
     parser.add_argument("--commit", help="of the source, where this is no checkout that knows it")
     parser.add_argument("--out", type=Path, help="default: standard output")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -161,15 +170,18 @@ def main() -> int:
         with complete_file(asked.out) as file:
             file.write(f"{text}\n".encode())
 
+    if asked.out:
+        write({})
     sections = measure(
         lab,
         budget_s=asked.budget_s,
         names=[name for name in SECTIONS if name in (asked.section or SECTIONS)],
+        begun=(lambda name: _tell({"begun": name})) if asked.child else lambda _: None,
         keep=write if asked.out else lambda _: None,
     )
     rest = [name for name, section in sections.items() if section.get("skipped", "").startswith(_LOST)]
     if rest and asked.child:
-        sys.stdout.write(json.dumps(rest))
+        _tell({"left": rest})
         return DEVICE_LOST
     if not asked.out:
         sys.stdout.write(json.dumps(about | {"sections": sections}, indent=1) + "\n")
@@ -178,26 +190,66 @@ def main() -> int:
     return 1 if failed else 0
 
 
+def _tell(message: dict[str, Any]) -> None:
+    """From a process that measures to the one that waits for it, a line each."""
+    sys.stdout.write(f"{json.dumps(message)}\n")
+    sys.stdout.flush()
+
+
 def measure_in_processes(arguments: list[str]) -> int:
-    """Measure in a process, and what is left when the device is lost to it in another one; the exit code.
+    """Measure in a process, and what is left when the device is lost to it, or it hangs, in another one.
 
-    Only the end of a process gives the memory of a lost device back.
+    Only the end of a process gives the memory of a lost device back, and ends a section that never returns. The
+    exit code is 1 where a section failed.
     """
-    program, lost = [sys.executable, __file__, "--child"], False
-    while True:
-        done = subprocess.run([*program, *arguments], stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603  # this program
-        if done.returncode != DEVICE_LOST:
-            sys.stdout.write(done.stdout)
-            return 1 if lost else done.returncode
-        lost, rest = True, json.loads(done.stdout)
-        sys.stderr.write(f"the device was lost; a new process measures {', '.join(rest)}\n")
-        arguments = [*_without_sections(arguments), *(word for name in rest for word in ("--section", name))]
-
-
-def _without_sections(arguments: list[str]) -> list[str]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--section", action="append")
-    return parser.parse_known_args(arguments)[1]
+    parser.add_argument("--section-s", type=float, default=240.0)
+    parser.add_argument("--out", type=Path)
+    asked, others = parser.parse_known_args(arguments)
+    others += ["--section-s", str(asked.section_s), "--out", str(asked.out)]
+    rest, failed = asked.section or list(SECTIONS), False
+    while True:
+        told = [word for name in rest for word in ("--section", name)]
+        code, messages = _watched([sys.executable, __file__, "--child", *others, *told], asked.section_s)
+        begun = [message["begun"] for message in messages if "begun" in message]
+        if code == DEVICE_LOST:
+            rest, why = messages[-1]["left"], "the device was lost"
+        elif code < 0 and begun:
+            why = f"its process was ended by {signal.Signals(-code).name}"
+            if code == -signal.SIGKILL:
+                why += f", perhaps since a section may take {asked.section_s:.0f} s"
+            _note_failure(asked.out, begun[-1], why)
+            rest = [name for name in rest if name not in begun]
+        else:
+            return 1 if failed else code
+        sys.stderr.write(f"{begun[-1]}: {why}; left for a new process: {', '.join(rest) or 'nothing'}\n")
+        failed = True
+        if not rest:
+            return 1
+
+
+def _watched(command: list[str], limit_s: float) -> tuple[int, list[dict[str, Any]]]:
+    """Run a process that measures; its exit code and its messages. It is killed when none comes for so long."""
+    messages: list[dict[str, Any]] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  # this program
+        assert process.stdout is not None  # noqa: S101  # it was asked for
+        while True:
+            killer = threading.Timer(limit_s, process.kill)
+            killer.start()
+            line = process.stdout.readline()
+            killer.cancel()
+            if not line:
+                return process.wait(), messages
+            messages.append(json.loads(line))
+
+
+def _note_failure(out: Path, name: str, why: str) -> None:
+    """Write down in the file of a process that is gone in which section it was."""
+    found = json.loads(out.read_text())
+    found["sections"][name] = {"failed": why}
+    with complete_file(out) as file:
+        file.write(f"{json.dumps(found, indent=1)}\n".encode())
 
 
 if __name__ == "__main__":

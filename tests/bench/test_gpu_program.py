@@ -146,15 +146,21 @@ def test_an_error_of_one_section_only_is_no_lost_device(lab, monkeypatch, error)
 
 
 PROGRAM = """
-import json, sys
+import json, os, sys, time
 from pathlib import Path
 calls = Path(__file__).with_name("calls.jsonl")
 before = len(calls.read_text().splitlines()) if calls.exists() else 0
 with calls.open("a") as file:
     print(json.dumps(sys.argv[1:]), file=file)
-ends = json.loads(Path(__file__).with_name("ends.json").read_text())[before]
-print(json.dumps(ends[1]) if ends[1] else "done")
-sys.exit(ends[0])
+end, left = json.loads(Path(__file__).with_name("ends.json").read_text())[before]
+print(json.dumps({"begun": "a" if not before else "b"}), flush=True)
+if end == "hang":
+    time.sleep(600)
+if end < 0:
+    os.kill(os.getpid(), -end)
+if left:
+    print(json.dumps({"left": left}))
+sys.exit(end)
 """
 
 
@@ -165,23 +171,34 @@ sys.exit(ends[0])
         ([[1, None]], 1, [["a", "b", "c"]]),
         ([[3, ["b", "c"]], [0, None]], 1, [["a", "b", "c"], ["b", "c"]]),
         ([[3, ["b", "c"]], [3, ["c"]], [1, None]], 1, [["a", "b", "c"], ["b", "c"], ["c"]]),
+        ([[-11, None], [0, None]], 1, [["a", "b", "c"], ["b", "c"]]),
+        ([["hang", None], [-6, None], [0, None]], 1, [["a", "b", "c"], ["b", "c"], ["c"]]),
     ],
-    ids=["all went well", "one failed", "lost once", "lost twice"],
+    ids=["all went well", "one failed", "lost once", "lost twice", "ended by a signal", "hangs, then a signal"],
 )
 def test_a_new_process_measures_what_is_left(tmp_path, monkeypatch, ends, code, sections):
-    """Each process that loses the device is replaced by one for the sections behind it, with the same options."""
+    """A process that loses the device, is killed or hangs is replaced by one for the sections behind it.
+
+    The file says of a section that ended no other way what ended it; the options of all processes are the same.
+    """
     program = tmp_path / "gpu.py"
     program.write_text(PROGRAM)
     (tmp_path / "ends.json").write_text(json.dumps(ends))
     monkeypatch.setattr(gpu, "__file__", str(program))
-    options = ["--shape", "lab-tiny", "--out", "x.json"]
+    out = tmp_path / "x.json"
+    out.write_text('{"sections": {}}')
+    options = ["--shape", "lab-tiny", "--out", str(out), "--section-s", "5"]
     wanted = [word for name in sections[0] for word in ("--section", name)]
     assert gpu.measure_in_processes([*wanted, *options]) == code
+    signals = {"hang": "SIGKILL", -6: "SIGABRT", -11: "SIGSEGV"}
+    said = [signals[end] for end, _ in ends if end in signals]
+    for each, name in zip(json.loads(out.read_text())["sections"].values(), said, strict=True):
+        assert name in each["failed"]
     called = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
     assert [[b for a, b in pairwise(call) if a == "--section"] for call in called] == sections
     for call in called:
         assert call[0] == "--child"
-        assert "x.json" in call
+        assert str(out) in call
         assert "lab-tiny" in call
 
 
@@ -198,5 +215,6 @@ def test_a_process_that_lost_the_device_says_what_is_left(monkeypatch, tmp_path,
         sys, "argv", [*told, *(word for name in ("tiles", "memory") for word in ("--section", name))]
     )
     assert gpu.main() == gpu.DEVICE_LOST
-    assert json.loads(capfd.readouterr().out) == ["memory"]
+    told = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert told == [{"begun": "tiles"}, {"left": ["memory"]}]
     assert "launch failure" in json.loads(out.read_text())["sections"]["tiles"]["failed"]
