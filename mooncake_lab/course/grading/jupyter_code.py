@@ -88,7 +88,10 @@ def without_magics(text: str) -> tuple[str, tuple[str, ...]]:
     The line of `%time` and the body of `%%time` and its like stay. A name that is given the result of a magic is
     None. Nothing is changed in a cell that is Python as it stands: `%` may begin a line inside an expression.
     """
-    if is_python(text) or len(_PERHAPS_A_MAGIC.findall(text)) > _MOST_MAGICS:
+    if is_python(text):
+        return text, ()
+    text = text.replace("\r\n", "\n").replace("\r", "\n")  # as Python does
+    if len(_PERHAPS_A_MAGIC.findall(text)) > _MOST_MAGICS:
         return text, ()
     try:
         text = _transformed(text)
@@ -100,7 +103,7 @@ def without_magics(text: str) -> tuple[str, tuple[str, ...]]:
         if whole.told[0] in _NOT_PYTHON:
             return "", (f"{whole}, and what is below it",)
         return python, (str(whole), *inner)
-    lines = [line.encode() for line in text.splitlines(keepends=True)]
+    lines = [f"{line}\n".encode() for line in text.split("\n")]  # to `splitlines` a form feed ends a line, too
     statements = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
     dropped: list[str] = []
     for magic in sorted(_magics(tree), key=lambda each: (each.node.lineno, each.node.col_offset), reverse=True):
