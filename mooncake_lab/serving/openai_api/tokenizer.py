@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast, final
 
 from mooncake_lab.engine.config import read_json, refuse_partial
@@ -25,6 +26,19 @@ _SIGNS: Final = (
     "merges.txt",
 )  # fmt: skip
 """Files that only models with a tokenizer have."""
+_LLAMA: Final[Mapping[str, Any]] = MappingProxyType(
+    {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+)
+_LLAMA_TOKENS: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
+    {
+        "LlamaTokenizer": dict(_LLAMA),
+        "CodeLlamaTokenizer": {
+            **_LLAMA, "prefix_token": "▁<PRE>", "middle_token": "▁<MID>", "suffix_token": "▁<SUF>",
+            "eot_token": "▁<EOT>", "fill_token": "<FILL_ME>",
+        },
+    }
+)  # fmt: skip
+"""The special tokens of classes of tokenizers, where their settings name no others."""
 
 
 @final
@@ -140,10 +154,10 @@ def _from_json(directory: Path) -> _Found:
 
     path, settings = directory / "tokenizer.json", _settings(directory)
     described = read_json(path)
-    if _is_llama(directory, settings, described):
-        described = _as_llama(described, settings)
-        defaults = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-        settings = {**settings, **{name: settings.get(name, text) for name, text in defaults.items()}}
+    name = _llama_class(directory, settings, described)
+    if name is not None:
+        settings = _LLAMA_TOKENS[name] | settings
+        described = _as_llama(described, settings, is_code=name == "CodeLlamaTokenizer")
     try:
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(described))
     except Exception as error:  # the library has no class of its own
@@ -226,26 +240,32 @@ def _template(directory: Path, settings: Mapping[str, Any]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _is_llama(directory: Path, settings: Mapping[str, Any], described: Mapping[str, Any]) -> bool:
-    """Whether it is the tokenizer of Llama 1 and 2, whose steps transformers knows better than the file."""
+def _llama_class(directory: Path, settings: Mapping[str, Any], described: Mapping[str, Any]) -> str | None:
+    """The class of a tokenizer of Llama 1, 2 or Code Llama, whose steps transformers knows better than the file.
+
+    None for other tokenizers.
+    """
     name = settings.get("tokenizer_class")
     if name is None and (path := directory / "config.json").is_file():
         name = read_json(path).get("tokenizer_class")
     model = described.get("model")
     is_bpe = isinstance(model, dict) and cast("dict[str, object]", model).get("type", "BPE") == "BPE"
     steps = json.dumps([described.get("pre_tokenizer"), described.get("decoder")])
-    return str(name).removesuffix("Fast") == "LlamaTokenizer" and is_bpe and '"ByteLevel"' not in steps
+    name = str(name).removesuffix("Fast")
+    return name if name in _LLAMA_TOKENS and is_bpe and '"ByteLevel"' not in steps else None
 
 
-def _as_llama(described: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _as_llama(described: Mapping[str, Any], settings: Mapping[str, Any], *, is_code: bool) -> dict[str, Any]:
     """The same vocabulary with the steps of Llama 1 and 2: `▁` for spaces, bytes for unknown characters."""
     puts_space = settings.get("add_prefix_space") in {None, True}
-    scheme = "never" if not puts_space else "always" if settings.get("legacy") else "first"
+    is_legacy = bool(settings.get("legacy")) and not is_code
+    scheme = "never" if not puts_space else "always" if is_legacy else "first"
     space = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
     decoders: list[dict[str, Any]] = [space, {"type": "ByteFallback"}, {"type": "Fuse"}]
-    if puts_space:
+    if puts_space or is_code:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    model = {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": True, "byte_fallback": True}
+    unknown = _text(settings["unk_token"]) if is_code else None
+    model = {"type": "BPE", "dropout": None, "unk_token": unknown, "fuse_unk": True, "byte_fallback": True}
     kept = {name: described["model"].get(name) for name in ("vocab", "merges")}
     spaces = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
     return {
