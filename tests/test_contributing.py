@@ -12,9 +12,12 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+GUIDE = re.sub(
+    r"^```.*?^```$", "", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+)
+"""Without its block of commands, whose targets `test_repository` looks for."""
 READ = re.findall(r"^\d+\. `(mooncake_lab/[\w/]+\.py)`", GUIDE, re.MULTILINE)
-COMMANDS = re.findall(r"`(?:PYTHONPATH=(\S+) )?\.venv/bin/python (?:(-m) )?(\S+)[^`]*`", GUIDE)
+COMMANDS = re.findall(r"`(?:PYTHONPATH=(\S+) )?\.venv/bin/python (?:(-m) )?([^\s`]+)[^`]*`", GUIDE)
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("mooncake_lab/*/__init__.py"))
 OF_THE_ROOT = {path.name for path in ROOT.iterdir()}
 
@@ -72,7 +75,7 @@ def test_the_public_workflow_calls_the_script_of_ci_on_every_supported_python():
     (job,) = workflow["jobs"].values()
     assert [step["run"] for step in job["steps"] if "run" in step] == ["bash .ci/run"]
     (pythons,) = (
-        step["with"]["python-version"].split() for step in job["steps"] if "setup-python" in step["uses"]
+        step["with"]["python-version"].split() for step in job["steps"] if "setup-python" in step.get("uses", "")
     )
     promised = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
     least, below = map(int, re.fullmatch(r">=3\.(\d+),<3\.(\d+)", promised).groups())
