@@ -1,13 +1,16 @@
 """`mooncake-lab generate`: generate tokens from token ids with the real engine."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 
 from mooncake_lab.batching import BatchingPolicy, named_policy
 from mooncake_lab.cli.options import Backend, Batching, Device, DType, Json, Model, at_least, failing
+
+_WARM_UP_TOKENS: Final = 16
+"""That the model has to be able to take, whatever the prompts are."""
 
 
 def generate(
@@ -106,7 +109,8 @@ def _generate(
     """Run the engine; outputs and timings as plain values."""
     from mooncake_lab.engine import CoupledEngine, EngineSettings, GenerationRequest, Sampling, load_model, warm_up
 
-    llama = load_model(**model)
+    longest = max(map(len, prompts)) + max_new_tokens
+    llama = load_model(**model, positions=max(longest, _WARM_UP_TOKENS))  # a window may be millions of tokens long
     warm_up(llama)
     engine = CoupledEngine(llama, policy, EngineSettings(**settings))
     how = Sampling(**sampling)

@@ -16,7 +16,10 @@ from mooncake_lab.perf.specs import model_shape
 
 RANDOM: Final = "random:"
 """Begins the name of a model that has no directory, before the name of its shape."""
-EMBEDDING: Final = "model.embed_tokens.weight"
+_BASE: Final = "model."
+"""Begins the names of all parameters but the head, except where the model was saved without its head."""
+_EMBEDDING_ALONE: Final = "embed_tokens.weight"
+EMBEDDING: Final = f"{_BASE}{_EMBEDDING_ALONE}"
 HEAD: Final = "lm_head.weight"
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
@@ -97,9 +100,17 @@ def _described(directory: Path) -> tuple[LlamaConfig, Mapping[str, tuple[Path, s
         FileNotFoundError: when the directory has no config or no safetensors.
         ValueError: when a file is not what it should be, or a tensor is missing or none that a Llama has.
     """
-    config = read_config(directory)
-    files, needed = _files(directory), parameter_shapes(config)
-    stored = {name: (path, name) for name, path in files.items() if name in {*needed, HEAD}}
+    config, files = read_config(directory), _files(directory)
+    if config.layers > len(files):  # else each layer's names would be made, however many there are to be
+        says = f"{len(files)} tensors in the safetensors; the config says that there are {config.layers} layers"
+        raise ValueError(f"{directory}: {says}")
+    needed = parameter_shapes(config)
+    if _EMBEDDING_ALONE in files and config.tied_embeddings:  # saved without the head, which is the embedding
+        stored = {f"{_BASE}{name}": (path, name) for name, path in files.items()}
+        files = {name: path for name, (path, _) in stored.items()}
+    else:
+        stored = {name: (path, name) for name, path in files.items()}
+    stored = {name: place for name, place in stored.items() if name in {*needed, HEAD}}
     if config.tied_embeddings and HEAD in stored and EMBEDDING not in stored:
         stored[EMBEDDING] = stored.pop(HEAD)
     missing = [name for name in needed if name not in stored]

@@ -2,6 +2,8 @@
 
 import json
 import math
+import reprlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +14,8 @@ from mooncake_lab.perf.specs import ModelShape
 
 NUMBER_BYTES: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
 """The types of numbers in which a model computes, by the names of the command line, and the size of one."""
+_MOST: Final = 2**31 - 1
+"""Of any size."""
 _LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 
 
@@ -185,11 +189,11 @@ def config_from_mapping(raw: Mapping[str, Any], *, source: str = "config") -> Ll
         raise ValueError(f"{source}: no {', '.join(missing)}; a Llama config needs them")
     fields = _Fields(raw, source)
     heads, width, vocabulary = (fields.size(name) for name in ("num_attention_heads", "hidden_size", "vocab_size"))
-    rope, positions = fields.rope(), fields.size("max_position_embeddings", 2048)
-    scaling = _scaling(rope, raw, positions)
-    if scaling is not None and scaling.kind == "linear":
-        positions = int(positions * scaling.factor)  # the field counts them before they are stretched, as in vLLM
+    rope, positions = fields.rope(), min(fields.size("max_position_embeddings", 2048, most=math.inf), _MOST)
     try:
+        scaling = _scaling(rope, raw, positions)
+        if scaling is not None and scaling.kind == "linear":  # the field counts them before they are stretched
+            positions = int(min(positions * scaling.factor, _MOST))
         return LlamaConfig(
             layers=fields.size("num_hidden_layers"),
             width=width,
@@ -230,18 +234,18 @@ class _Fields:
     source: str
     """Begins each error."""
 
-    def size(self, name: str, default: int | None = None, *, null: int | None = None) -> int:
+    def size(self, name: str, default: int | None = None, *, null: int | None = None, most: float = _MOST) -> int:
         """A whole number of at least 1; `null` stands for one that is there and null."""
         value = self.raw.get(name, default)
         value = null if value is None and name in self.raw else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self._wrong(name, "a whole number of 1 or more")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise self._wrong(name, f"a whole number from 1 to {_MOST}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number above 0."""
         value = self.raw.get(name, default)
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
             return float(value)
         raise self._wrong(name, "a number above 0")
 
@@ -268,10 +272,14 @@ class _Fields:
         table = self.raw.get(name)
         if not isinstance(table, dict | None):
             raise self._wrong(name, "an object or null")
+        nested = [key for key, value in (table or {}).items() if isinstance(value, dict)]
+        if nested:
+            says = f"{name} has a table of its own for {nested[0]!r}; a Llama has one for all layers"
+            raise ValueError(f"{self.source}: {says}")
         return _Fields(table or {}, f"{self.source}: {name}")
 
     def _wrong(self, name: str, allowed: str) -> ValueError:
-        is_value = "is missing" if name not in self.raw else f"is {self.raw[name]!r}"
+        is_value = "is missing" if name not in self.raw else f"is {reprlib.repr(self.raw[name])}"
         return ValueError(f"{self.source}: {name} {is_value}; allowed is {allowed}")
 
 
@@ -284,11 +292,11 @@ def _scaling(rope: _Fields, raw: Mapping[str, Any], positions: int) -> RopeScali
     kind = rope.raw.get("rope_type", rope.raw.get("type", "default"))
     if kind == "default":
         return None
-    if kind not in {"linear", "llama3"}:
+    if kind not in ("linear", "llama3"):
         allowed = "default, linear, llama3"
         raise ValueError(f"{rope.source}: rope type {kind!r} is not computed here; allowed are {allowed}")
     part = rope.raw.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    if part not in {None, 1.0}:
+    if part not in (None, 1.0):
         raise ValueError(f"{rope.source}: partial_rotary_factor is {part!r}; this engine computes 1.0 only")
     if kind == "linear":
         return RopeScaling(kind="linear", factor=rope.number("factor"))

@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
+import mooncake_lab.engine.model
 from mooncake_lab.cli import app
 
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [9], [1, 2, 3, 4, 5, 6, 7, 8]]
@@ -38,6 +39,18 @@ def test_json_is_one_object_with_outputs_and_timings_in_order(run):
     assert [request["prompt_tokens"] for request in found["requests"]] == [7, 1, 8]
     assert all(0 < request["ttft_s"] == request["token_s"][0] for request in found["requests"])
     assert (found["device"], found["dtype"], found["generated_tokens"]) == ("cpu", "float32", 15)
+
+
+def test_a_long_window_costs_no_memory(run, monkeypatch):
+    """Rotary tables are as long as the longest prompt with its answer, not as the window of the model."""
+    made, make_rope = [], mooncake_lab.engine.model.make_rope
+    monkeypatch.setattr(
+        mooncake_lab.engine.model,
+        "make_rope",
+        lambda config, *rest: made.append(rest[0]) or make_rope(config, *rest),
+    )
+    outputs(run("--max-new-tokens", 90, "--json"))
+    assert made == [98]
 
 
 @pytest.mark.parametrize(

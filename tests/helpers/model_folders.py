@@ -120,6 +120,14 @@ def tensors(change):
     return changed
 
 
+def headless(found):
+    """As `LlamaModel` saves them: no head, and no `model.` before the names."""
+    found.pop("lm_head.weight")
+    renamed = {name.removeprefix("model."): tensor for name, tensor in found.items()}
+    found.clear()
+    found.update(renamed)
+
+
 def swapped(directory):
     """An index that names the other file for each tensor."""
     index = read(directory / INDEX)
@@ -188,6 +196,8 @@ FOLDERS = (
         lambda found: found.pop("lm_head.weight")))),
     Folder("tied_with_head_alone", after(fields(tie_word_embeddings=True), tensors(
         lambda found: found.pop("model.embed_tokens.weight")))),
+    Folder("tied_without_prefix", after(fields(tie_word_embeddings=True), tensors(headless))),
+    Folder("untied_without_prefix", tensors(headless), r"no tensor 'model\.embed_tokens\.weight' and 20 more"),
     Folder("two_dtypes", fields(torch_dtype="float16", dtype="float32")),
     # forms of rope
     Folder("llama3_no_original", rope(LLAMA3)),
@@ -211,6 +221,13 @@ FOLDERS = (
     Folder("factor_text", rope({"type": "linear", "factor": "2.0"}), r"factor is '2\.0'; allowed is a number"),
     Folder("factor_missing", rope({"type": "linear"}), "rope_scaling: factor is missing"),
     Folder("low_missing", rope({"rope_type": "llama3", "factor": 8.0, "high_freq_factor": 4.0}), "low_freq"),
+    Folder("parameters_nested", fields(rope_parameters={"full_attention": {"rope_type": "default"}}),
+           r"config\.json: rope_parameters has a table of its own for 'full_attention'"),
+    Folder("type_list", rope({"type": ["linear"], "factor": 2.0}), r"json: rope_scaling: rope type \['linear'\]"),
+    Folder("partial_list", rope({"type": "linear", "factor": 2.0, "partial_rotary_factor": [1]}),
+           r"json: rope_scaling: partial_rotary_factor is \[1\]"),
+    Folder("original_fraction", rope(LLAMA3 | {ORIGINAL: 0.5}), r"json: RopeScaling\(.*original_positions=0"),
+    Folder("theta_huge", fields(without=("rope_parameters",), rope_theta=10**400), "rope_theta is 1000.*000; all"),
     Folder("scaling_list", rope([1]), r"rope_scaling is \[1\]; allowed is an object or null"),
     Folder("theta_null", fields(without=("rope_parameters",), rope_theta=None), "json: rope_theta is None"),
     Folder("theta_null_inside", fields(rope_parameters={"rope_type": "default", "rope_theta": None}),
@@ -227,12 +244,15 @@ FOLDERS = (
     Folder("end_null", fields(eos_token_id=None)),
     Folder("end_list", fields(eos_token_id=[5, 9])),
     Folder("end_beyond", fields(eos_token_id=[5, 4000])),
+    Folder("end_missing", fields(without=("eos_token_id",))),
     Folder("window_null", fields(max_position_embeddings=None), r"config\.json: max_position_embeddings is None"),
     Folder("window_text", fields(max_position_embeddings="512"), "max_position_embeddings is '512'"),
     Folder("eps_null", fields(rms_norm_eps=None), r"config\.json: rms_norm_eps is None; allowed is a number"),
     Folder("eps_text", fields(rms_norm_eps="1e-5"), r"config\.json: rms_norm_eps is '1e-5'"),
     Folder("end_list_null", fields(eos_token_id=[2, None]), r"config\.json: eos_token_id is \[2, None\]"),
     Folder("end_text", content("generation_config.json", '{"eos_token_id": "2"}'), "eos_token_id is '2'"),
+    Folder("layers_many", fields(num_hidden_layers=100_000), "21 tensors in the .* that there are 100000 layers"),
+    Folder("vocabulary_huge", fields(vocab_size=10**30), "vocab_size is 1000.*; allowed is a whole number from"),
     Folder("layers_null", fields(num_hidden_layers=None), r"config\.json: num_hidden_layers is None"),
     Folder("width_text", fields(hidden_size="32"), r"config\.json: hidden_size is '32'"),
     Folder("tie_null", fields(tie_word_embeddings=None), r"config\.json: tie_word_embeddings is None"),

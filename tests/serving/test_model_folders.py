@@ -11,7 +11,7 @@ import flat
 import httpx
 import pytest
 import torch
-from model_folders import BY_NAME, FOLDERS, TEMPLATE, base, fields, make
+from model_folders import BY_NAME, FOLDERS, TEMPLATE, after, base, content, fields, make, without
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -21,6 +21,7 @@ from mooncake_lab.serving import LiveCluster, WorkerPool
 from mooncake_lab.serving.openai_api.text_stream import text_of
 from mooncake_lab.serving.openai_api.tokenizer import tokenizer_of
 
+GENERATION = "generation_config.json"
 PROMPT = [1, 7, 40, 11, 300, 25, 80]
 STARTS = [folder.name for folder in FOLDERS if not folder.refused]
 REFUSED = [folder.name for folder in FOLDERS if folder.refused]
@@ -55,6 +56,26 @@ def test_a_folder_that_transformers_loads_is_the_same_model(parent, name):
     for text in ("hello 你好 world", "สวัสดี 👩‍👩‍👧"):
         assert ours.encode(text) == theirs.encode(text)
     assert text_of(ours.stream(), expected) == theirs.decode(expected, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "ends"),
+    [
+        (fields(eos_token_id=[5, 9]), (5, 9)),
+        (fields(eos_token_id=None), ()),
+        (fields(without=("eos_token_id",)), ()),
+        (after(fields(eos_token_id=5), content(GENERATION, '{"eos_token_id": [9, 2]}')), (9, 2)),
+    ],
+    ids=["list", "null", "missing", "of generation_config.json"],
+)
+def test_the_ends_of_answers_are_those_of_transformers(tmp_path, change, ends):
+    """`generation_config.json` counts more than the config; without the field nothing ends an answer."""
+    base(tmp_path / "model")
+    without(GENERATION)(tmp_path / "model")
+    change(tmp_path / "model")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model").generation_config.eos_token_id
+    assert check_model(str(tmp_path / "model")).end_tokens == ends
+    assert ends == (tuple(theirs) if isinstance(theirs, list) else () if theirs is None else (theirs,))
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -93,6 +114,13 @@ def test_the_window_of_a_linearly_scaled_model_is_stretched(parent):
     """As in vLLM, positions are those of the config times the factor; `llama3` scaling changes none."""
     assert check_model(str(make(BY_NAME["linear"], parent / "window"))).max_positions == 1024
     assert check_model(str(make(BY_NAME["llama3_in_order"], parent / "window"))).max_positions == 512
+
+
+def test_a_window_may_be_of_any_size(tmp_path):
+    """What counts is what the options leave of it."""
+    base(tmp_path / "model")
+    fields(max_position_embeddings=10**30)(tmp_path / "model")
+    assert check_model(str(tmp_path / "model")).max_positions == 2**31 - 1
 
 
 def test_a_name_that_is_no_folder_is_refused():
