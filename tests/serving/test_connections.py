@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import socket
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -90,6 +91,36 @@ def test_bodies_have_a_time(api):
         said = until_closed(peer)
     assert b"408" in said.splitlines()[0]
     assert json.loads(said.split(b"\r\n\r\n", 1)[1])["error"]["message"] == "the body did not come within 0.3 s"
+
+
+def test_a_client_that_is_gone_writes_nothing_into_the_log(caplog):
+    """Events that are sent to a connection which was reset are dropped, and asyncio does not log each of them."""
+    done = asyncio.Event()
+
+    async def app(_scope, _receive, send):
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()  # a reset, which the server has not seen yet
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(50):
+            await send({"type": "http.response.body", "body": b"x" * 100, "more_body": True})
+        done.set()
+
+    async def serve():
+        connection = functools.partial(ClientConnection, Gate(LIMITS, MOST))
+        config = uvicorn.Config(app, http=connection, lifespan="off", log_config=None)
+        config.load()
+        loop, state = asyncio.get_running_loop(), uvicorn.server.ServerState()
+        server = await loop.create_server(
+            lambda: connection(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+        )
+        async with server:
+            await loop.run_in_executor(None, client.connect, server.sockets[0].getsockname())
+            client.sendall(WHOLE)
+            await done.wait()
+
+    with socket.socket() as client, caplog.at_level(logging.WARNING, "asyncio"):
+        asyncio.run(asyncio.wait_for(serve(), ENOUGH_S))
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_a_body_behind_the_answer_has_a_time(api):

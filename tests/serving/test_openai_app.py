@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -251,6 +252,12 @@ def test_a_body_is_bounded(api, client, monkeypatch):
     """One that is too large is 413, too many at once are 429: both in JSON."""
     answer = post(api, b" " * (MOST_BODY_BYTES + 1))
     assert (answer.status_code, str(MOST_BODY_BYTES) in answer.json()["error"]["message"]) == (413, True)
+
+    host, port = api.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as peer:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.token}\r\n"
+        peer.sendall(f"{head}Expect: 100-continue\r\nContent-Length: {MOST_BODY_BYTES + 1}\r\n\r\n".encode())
+        assert peer.recv(2**12).startswith(b"HTTP/1.1 413 "), "it is refused before it is sent"
 
     monkeypatch.setattr(mooncake_lab.serving.openai_api.app, "MOST_RECEIVED_BYTES", 8)
     answer = post(api, b'{"model": 1}')

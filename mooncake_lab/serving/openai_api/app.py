@@ -230,7 +230,9 @@ class OpenAIApp:
             HTTPException: when it is larger than allowed, or comes with too many others.
             ClientDisconnect: when the client hangs up, or took too long and was told so.
         """
-        found = bytearray()
+        found, told = bytearray(), request.headers.get("content-length", "")
+        if told.isdecimal() and int(told) > MOST_BODY_BYTES:
+            raise _too_large()  # before it is sent: a client that sends `Expect: 100-continue` waits for that
         try:
             async for chunk in request.stream():
                 found += chunk
@@ -242,7 +244,7 @@ class OpenAIApp:
 
     def _check_size(self, of_one: int) -> None:
         if of_one > MOST_BODY_BYTES:
-            raise HTTPException(413, f"the body has more than {MOST_BODY_BYTES} bytes")
+            raise _too_large()
         if self._received_bytes > MOST_RECEIVED_BYTES:
             reason = f"{self._received_bytes} bytes are being received; allowed are {MOST_RECEIVED_BYTES}"
             raise HTTPException(429, reason, headers={"Retry-After": "1"})
@@ -272,6 +274,10 @@ class OpenAIApp:
     def _described(self) -> dict[str, Any]:
         described = {"id": self._model, "object": "model", "created": self._opened, "owned_by": "mooncake-lab"}
         return described | {"max_model_len": self.runtime.max_model_len()}
+
+
+def _too_large() -> HTTPException:
+    return HTTPException(413, f"the body has more than {MOST_BODY_BYTES} bytes")
 
 
 def _calls(routes: list[Route]) -> list[tuple[Route, str]]:

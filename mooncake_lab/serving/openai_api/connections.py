@@ -73,6 +73,26 @@ def available_files(wanted: int) -> tuple[int, int]:
 
 
 @final
+class _WhileConnected:
+    """The transport of a client to which nothing is written once it is gone: asyncio would log each such attempt.
+
+    Args:
+        transport: that of the event loop.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def write(self, data: bytes) -> None:
+        """Send this, or drop it."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+@final
 class Gate:
     """Counts the connections of one server, and their time. Mutable; it belongs to one event loop.
 
@@ -280,7 +300,8 @@ class ClientConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A client has connected."""
-        super().connection_made(transport)
+        quiet: Any = _WhileConnected(transport)
+        super().connection_made(quiet)
         if self._gate.enter(self):
             self._expect("headers")
         else:
