@@ -55,7 +55,7 @@ def trusted(rows: pd.DataFrame, quantities: Sequence[str] = ("TTFT", "TBT", "E2E
             yield {
                 "server": server,
                 "quantity": quantity,
-                "near": sum(row["is_near"] for row in each),
+                "near": len([row for row in each if row["is_near"]]),
                 "of": len(each),
                 "median error (%)": 100 * median(abs(row["error"]) for row in each),
                 "largest (%)": 100 * max(abs(row["error"]) for row in each),
