@@ -67,7 +67,8 @@ def test_the_fit_finds_the_machine_that_made_the_numbers(record, monkeypatch):
         nodes, kind = of[name]
         decode = {"ttft": (1.0, 0.025), "tbt": (true.decode, true.constant_s)}[kind]
         at = Slower(true.prefill, *decode)
-        runs = [run for run in record.runs if (run.of, run.nodes, run.at, run.admission) == (kind, nodes, at, "all")]
+        wanted = (kind, nodes, at, "all")
+        runs = [run for run in record.runs if (run.of, run.nodes, run.at, run.admission) == wanted]
         values = [run.tbt["longest_tenth"] if name == "tbt" else getattr(run, name) for run in runs]
         return tuple(np.exp(np.mean(np.log(values), axis=0)))
 
