@@ -200,8 +200,10 @@ def test_each_wheel_that_a_page_downloads_is_used(simulator):
     called = set()
 
     def note(frame, event, argument):
-        of = type(argument.__self__).__module__ if event == "c_call" else frame.f_globals.get("__name__")
-        called.add(str(of).partition(".")[0])
+        named = [frame.f_globals.get("__name__")]
+        if event == "c_call":
+            named = [argument.__module__, type(argument.__self__).__module__]
+        called.update(str(name).partition(".")[0] for name in named)
 
     sys.setprofile(note)
     try:
