@@ -11,7 +11,6 @@ each report, and what it has is not measured again.
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -136,17 +135,15 @@ def measure(folder: Path, asked: argparse.Namespace) -> None:
             if (name, trace.name) in done or (asked.servers and name not in asked.servers):
                 continue
             words, environ, told = start()
-            load = os.getloadavg()[0]
+            about = {"server": name, "trace_file": trace.name} | provenance()
             with running(words, cores()[0], environ) as process:
                 wait_until_open(process, port, name)
                 sys.stderr.write(f"{name}, {trace.name}\n")
                 report = calibrated(f"http://127.0.0.1:{port}", trace, told, asked)
-            about = {"server": name, "trace_file": trace.name, "load_average": load}
             kept = {key: value for key, value in report.items() if key != "probes"}
             kept["rates"] = [{k: v for k, v in rate.items() if k != "points"} for rate in report["rates"]]
-            found = provenance() | {"model": asked.model, "dtype": asked.dtype, "divide": asked.divide} | {
-                "calibrations": [*found.get("calibrations", ()), about | kept]
-            }  # fmt: skip
+            shown = {"model": asked.model, "dtype": asked.dtype, "divide": asked.divide}
+            found = shown | {"calibrations": [*found.get("calibrations", ()), about | kept]}
             with complete_file(asked.out) as file:
                 file.write((json.dumps(found, allow_nan=False) + "\n").encode())
 

@@ -65,9 +65,13 @@ def trusted(rows: pd.DataFrame, quantities: Sequence[str] = ("TTFT", "TBT", "E2E
 
 def source_of(measured: Mapping[str, Any]) -> str:
     """Where and when it was measured, for the footer of a figure."""
-    machine = measured["machine"]
-    loads = [report["load_average"] for report in measured["calibrations"]]
+    reports = measured["calibrations"]
+    processors, dates, commits = (
+        ", ".join(dict.fromkeys(each))
+        for each in zip(*((r["machine"]["processor"], r["date"], r["commit"]) for r in reports), strict=True)
+    )
+    loads = [report["load_average"][0] for report in reports]
     return (
-        f"measured on {machine['processor']}, server and clients on a core each, {measured['date']}, commit"
-        f" {measured['commit']}, load average {min(loads):.1f} to {max(loads):.1f}; predicted: simulated"
+        f"measured on {processors}, server and clients on a core each, {dates}, commit {commits},"
+        f" load average before {min(loads):.1f} to {max(loads):.1f}; predicted: simulated"
     )

@@ -16,15 +16,19 @@ def report(server, error, repetition=0.02, shares=(0.3, 1.1)):
         for statistic in ("mean", "median", "P90")
     ]
     rates = [{"share": share, "errors": rows} for share in shares]
-    return {"server": server, "trace_file": "conversation_trace.jsonl", "load_average": 0.5, "rates": rates}
+    made = {"machine": {"processor": "a processor"}, "date": "2026-11-28", "load_average": [0.5, 0.4, 0.3]}
+    return {
+        "server": server,
+        "trace_file": "conversation_trace.jsonl",
+        "commit": f"{server}1",
+        "rates": rates,
+    } | made
 
 
 @pytest.fixture
 def measured():
     """One server that is predicted well, one that is not."""
-    machine = {"processor": "a processor"}
-    reports = [report("good", 0.05), report("bad", -0.15)]
-    return {"machine": machine, "date": "2026-11-28", "commit": "abc", "calibrations": reports}
+    return {"calibrations": [report("good", 0.05), report("bad", -0.15)]}
 
 
 def test_an_error_within_the_bar_and_the_repetition_is_near(measured):
@@ -52,4 +56,4 @@ def test_the_scatter_has_a_column_for_each_server(measured):
     assert {line.get_markerfacecolor() for line in points} > {"none"}
     for line in points:
         np.testing.assert_allclose(line.get_ydata(), 1.05 * np.asarray(line.get_xdata()))
-    assert "abc" in figure.get_supxlabel()
+    assert "commit good1, bad1" in figure.get_supxlabel()  # each report names the commit that measured it
