@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 
+from mooncake_lab.chapters.overload.recorded import EARLY, GAIN, NONE, ORDER
 from mooncake_lab.experiments import records, where
 from mooncake_lab.figures import style
 from mooncake_lab.figures.colours import COLOURS
@@ -117,12 +118,11 @@ def at_points(found: pd.DataFrame, replays: pd.DataFrame, paper_counts: Mapping[
     return style.finished(figure, f"simulated: arXiv testbed; {style.sources(replays)}")
 
 
-RIDGE: Final = "baseline > early > prediction"
 CELL_COLOURS: Final = {
-    RIDGE: "mooncake",
-    "early and prediction below the baseline, in the other order": "mooncake_variant",
-    "early below the baseline, prediction not": "straw_man_light",
-    "early not below the baseline": "refused_late",
+    ORDER: "mooncake",
+    GAIN: "mooncake_variant",
+    EARLY: "straw_man_light",
+    NONE: "refused_late",
 }
 """What a cell of the map shows, by the meaning of its colour."""
 
@@ -144,10 +144,10 @@ def overload_map(
         for kind, colour in CELL_COLOURS.items():
             own = where(cells, ttft_limit_s=limit_s, kind=kind)
             face = to_rgba(COLOURS[colour], 0.35)
-            look: dict[str, Any] = {"marker": "s", "facecolor": face, "linewidths": 1.8 if kind == RIDGE else 0}
+            look: dict[str, Any] = {"marker": "s", "facecolor": face, "linewidths": 1.8 if kind == ORDER else 0}
             look["edgecolor"] = COLOURS[colour]
             axis.scatter(own["decode_factor"], own["prefill_factor"], s=900, **look)
-            axis.scatter([], [], s=60, label=f"{kind} (the ridge)" if kind == RIDGE else kind, **look)
+            axis.scatter([], [], s=60, label=f"{kind} (the ridge)" if kind == ORDER else kind, **look)
         for row in records(cells, ttft_limit_s=limit_s):
             text = f"{row['early']:.2f}\n{row['predictive']:.2f}"
             axis.annotate(

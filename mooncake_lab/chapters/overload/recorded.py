@@ -1,6 +1,6 @@
 """What the recorded replays of whole traces say: counts, ratios with intervals, and the map."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any, Final, cast
@@ -55,10 +55,13 @@ def points() -> dict[str, Overload]:
 
 
 def at_point(
-    table: pd.DataFrame, point: Overload, threshold: float = JUDGED_THRESHOLD, held_back: bool | None = False
+    table: pd.DataFrame,
+    point: Overload,
+    threshold: float = JUDGED_THRESHOLD,
+    twins: Collection[int] = JUDGED_TWINS,
 ) -> pd.DataFrame:
-    """The replays of one point at one arrival threshold, on the record's twins, on others, or on all (None)."""
-    chosen = pd.Series(held_back is None, table.index) | (table["twin"].isin(JUDGED_TWINS) != held_back)
+    """The replays of one point on these twins, at one arrival threshold."""
+    chosen = table["twin"].isin(list(twins))
     for name in ("workload", "decode_nodes", "tbt_limit_s", *PLACE):
         wanted = getattr(point, name)
         chosen &= table[name].isna() if wanted is None else table[name] == wanted
@@ -68,11 +71,11 @@ def at_point(
 
 @tabulated
 def ratios(
-    table: pd.DataFrame, threshold: float = JUDGED_THRESHOLD, held_back: bool | None = False
+    table: pd.DataFrame, threshold: float = JUDGED_THRESHOLD, twins: Collection[int] = JUDGED_TWINS
 ) -> Iterator[dict[str, Any]]:
     """By point and policy: mean rejections over the twins, and their ratio to the baseline with its interval."""
     for name, point in points().items():
-        rows = at_point(table, point, threshold, held_back)
+        rows = at_point(table, point, threshold, twins)
         baseline = _by_twin(rows, "after_prefill")
         for policy in POLICIES:
             own = _by_twin(rows, policy)
@@ -138,7 +141,7 @@ def held_back(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of `ratios` on seven other twins, with those of the record and how far they are apart."""
     places = ["point", "policy"]
     record = ratios(table).set_index(places)["ratio"]
-    others = ratios(table, held_back=True).set_index(places).assign(on_record=record)
+    others = ratios(table, twins=HELD_BACK_TWINS).set_index(places).assign(on_record=record)
     return others.assign(apart=(others["ratio"] - others["on_record"]).abs()).reset_index()
 
 
