@@ -5,9 +5,10 @@ for each alternative of `data/paper/alternatives.csv`. It writes what became of 
 assumption to `data/measured/sensitivity.csv`.
 
 An alternative says in its column `how` what it sets. `EndToEnd.router=random` sets a field of all experiments of
-that class; `EndToEnd[system=vllm].router=random` only of those with that value; `pipeline.sum_ms=1` sets a
-parameter of a function below. The points of an experiment that an alternative does not change come from the kept
-results, and so does everything when the command runs again after an interruption.
+that class; `EndToEnd[system=vllm].router=random` only of those with that value, and `system!=vllm` of the others;
+`pipeline.sum_ms=1` sets a parameter of a function below. Only experiments that decide a claim which uses the
+assumption are changed. The points of an experiment that an alternative does not change come from the kept results,
+and so does everything when the command runs again after an interruption.
 """
 
 import dataclasses
@@ -27,7 +28,9 @@ from mooncake_lab.chapters.endtoend import experiment as endtoend
 from mooncake_lab.chapters.endtoend import rates
 from mooncake_lab.chapters.endtoend.host import fitted_host
 from mooncake_lab.chapters.overload import claims as overload_claims
-from mooncake_lab.chapters.overload import replays
+from mooncake_lab.chapters.overload import recorded, replays
+from mooncake_lab.chapters.overload.experiment import Overload
+from mooncake_lab.chapters.overload.measure import vars_of
 from mooncake_lab.chapters.piggyback import experiment as piggyback
 from mooncake_lab.chapters.piggyback import model as piggyback_model
 from mooncake_lab.chapters.pipeline import claims as pipeline_claims
@@ -43,46 +46,55 @@ from mooncake_lab.chapters.transfer import experiment as transfer
 from mooncake_lab.core import carried_folder, complete_file
 from mooncake_lab.experiments import Experiment, run, vary, where
 from mooncake_lab.paper import Compared, ComparisonTable, Grounds, claim, claims, constant, fact
-from mooncake_lab.paper.evidence import AS_ASSUMED, NOT_TRIED, SENSITIVITY, alternatives
+from mooncake_lab.paper.evidence import AS_ASSUMED, NO_OTHER, NOT_TRIED, SENSITIVITY, alternatives
 from mooncake_lab.testbeds import nodes
+from mooncake_lab.testbeds.sarathi_serve import CONTEXT_TOKENS
 from mooncake_lab.workload import WORKLOADS
 
 E = TypeVar("E", bound=Experiment)
 SCALE: Final = "classroom"
 _SETTING: Final = re.compile(r"(\w+)(?:\[([^]]*)\])?\.(\w+)=(.+)")
+_ONLY: Final = re.compile(r"(\w+)(!?=)(.*?)(?:,(?=\w+!?=)|$)")
 
 
 @dataclasses.dataclass(slots=True)
 class Change:
-    """What one alternative sets, and the claims whose experiments had such a setting."""
+    """What one alternative sets, and the claims whose experiments it is about."""
 
     how: str = ""
+    about: frozenset[str] | None = None
+    """The claims whose figures use the assumption; experiments that decide none of them stay. None is all."""
     tried: set[str] = dataclasses.field(default_factory=set)
 
-    def run(self, points: Iterable[E], decides: str) -> pd.DataFrame:
+    def run(
+        self, points: Iterable[E], decides: str, by: Callable[[Sequence[E]], pd.DataFrame] = run
+    ) -> pd.DataFrame:
         """The table of experiments that decide some claims (`F01-F10 F49`), after changing those it is about."""
-        before = tuple(points)
-        after = tuple(self._changed(point) for point in before)
-        if after != before:
-            self.tried |= set(_ids(decides))
-        return run(after)
+        before, names = tuple(points), set(_ids(decides))
+        if self.about is not None and not names & self.about:
+            return by(before)
+        changes = [self._of(point) for point in before]
+        if any(changes):
+            self.tried |= names
+        return by([cast("E", replace(cast("Any", p), **new)) for p, new in zip(before, changes, strict=True)])
 
     def parameter(self, function: str, name: str, decides: str, default: Any = None) -> Any:
         """A parameter of a function below, which decides some claims."""
+        names = set(_ids(decides))
         for target, _, field, text in self._settings():
-            if (target, field) == (function, name):
-                self.tried |= set(_ids(decides))
+            if (target, field) == (function, name) and (self.about is None or names & self.about):
+                self.tried |= names
                 return _value(text)
         return default
 
-    def _changed(self, point: E) -> E:
+    def _of(self, point: Any) -> dict[str, Any]:
+        """What it sets of one experiment."""
         names = {field.name for field in dataclasses.fields(point)}
-        new = {
+        return {
             field: _value(text)
             for target, only, field, text in self._settings()
             if target == type(point).__name__ and field in names and _has(point, only)
         }
-        return cast("E", replace(cast("Any", point), **new))
 
     def _settings(self) -> Iterator[tuple[str, str, str, str]]:
         for part in filter(None, self.how.split("; ")):
@@ -103,15 +115,21 @@ def _ids(text: str) -> Iterator[str]:
             yield f"{first[0]}{number:02d}"
 
 
+def only_of(text: str) -> list[tuple[str, bool, str]]:
+    """Field, whether it has the value or another one, and value of each part of `system!=vllm,seed=1`."""
+    return [(name, sign == "=", wanted) for name, sign, wanted in _ONLY.findall(text)]
+
+
 def _has(point: Any, only: str) -> bool:
-    wanted = (each.split("=") for each in filter(None, only.split(",")))
-    return all(str(getattr(point, name)) == text for name, text in wanted)
+    return all((getattr(point, name) == _value(text)) is equal for name, equal, text in only_of(only))
 
 
 def _value(text: str) -> Any:
-    """A number, a truth value, or the text itself."""
+    """A number, a truth value, None, or the text itself."""
     if text in {"true", "false"}:
         return text == "true"
+    if text == "none":
+        return None
     try:
         return float(text) if "." in text or "e" in text else int(text)
     except ValueError:
@@ -137,15 +155,19 @@ def of_chunked(_: Change) -> ComparisonTable:
 
 def of_piggyback(change: Change) -> ComparisonTable:
     """Chapter 5."""
-    table_4 = "S01 S03 S28 S30 S33 S35"
-    changed = {name: bool(change.parameter("piggyback", name, table_4)) for name in ("printed_ratio", "filled")}
-    return piggyback.beside_papers(piggyback_model.predictions(**changed), piggyback_model.ratio_sweep(("1K",)))
+    balanced = "S01-S03 S28 S30 S33 S35"
+    changed = {name: bool(change.parameter("piggyback", name, balanced)) for name in ("printed_ratio", "filled")}
+    grows = change.parameter("piggyback", "filled_at_all_ratios", "S40", default=True)
+    sweep = piggyback_model.ratio_sweep(("1K",), filled=grows)
+    return piggyback.beside_papers(piggyback_model.predictions(**changed), sweep)
 
 
 def of_pipeline(change: Change) -> ComparisonTable:
     """Chapter 6."""
-    schemes = vary(pipeline.Gpt3(requests=pipeline.REQUESTS[SCALE]), scheme=pipeline.SCHEMES)
-    three = change.run(schemes, "S13-S15 S39").assign(decode_attention=1.0, overhead_ms_a_layer=0.0)
+    base = pipeline.Gpt3(requests=pipeline.REQUESTS[SCALE])
+    by_scheme = {"Orca-best": "S13 S14 S39", "SARATHI": "S13-S15", "TP8 replicas": "S15 S39"}
+    schemes = [change.run((replace(base, scheme=name),), names) for name, names in by_scheme.items()]
+    three = pd.concat(schemes, ignore_index=True).assign(decode_attention=1.0, overhead_ms_a_layer=0.0)
     server = serving.Serving(requests=serving.REQUESTS[SCALE])
     policies = ("vLLM", "Sarathi-Serve 512", "Sarathi-Serve 2048")
     served = change.run(vary(server, policy=policies, rate=serving.RATES[SCALE]), "S18 S20 S53")
@@ -153,16 +175,34 @@ def of_pipeline(change: Change) -> ComparisonTable:
     attention = change.parameter("pipeline", "attention_efficiency", "K01-K05", long.EFFICIENCY)
     lengths, processes = _runahead_settings(change)
     apart = change.run(pipeline_claims.ablation_points(SCALE), "S17 S26 S27 S37 S38")
-    searched = change.run(serving.cells(SCALE), "S21-S23 S47-S51")
     return pipeline_claims.beside_papers(
         pipeline.sensitivity(three),
         serving.capacity(served, limits_s),
         long.runahead_sweep(lengths, processes, attention_efficiencies=(attention,)),
         pipeline_claims.ablation(apart),
-        serving.over_vllm(searched),
+        serving.over_vllm(_searched(change)),
         sum_ms=change.parameter("pipeline", "sum_ms", "S24"),
-        decode_rows=change.parameter("pipeline", "decode_rows", "S52 S54 S55", "first and last"),
+        decode_rows=change.parameter("pipeline", "decode_rows", "S24 S52 S55", "first and last"),
+        context_tokens=change.parameter("pipeline", "context_tokens", "S24 S52 S55", CONTEXT_TOKENS),
+        printed_decodes=change.parameter("pipeline", "printed_decodes", "S24 S54 S55", default=False),
     )
+
+
+def _searched(change: Change) -> pd.DataFrame:
+    """Capacities, machine by machine."""
+    decided = {
+        "Mistral-7B": "S21",
+        "Yi-34B": "S47",
+        "LLaMA2-70B": "S22 S48",
+        "Falcon-180B": "S23 S49-S51",
+        "Falcon-180B, TP8": "S49",
+    }
+    cells = serving.cells(SCALE)
+    parts = [
+        change.run([cell for cell in cells if cell.testbed == machine], names)
+        for machine, names in decided.items()
+    ]
+    return pd.concat(parts, ignore_index=True)
 
 
 def _runahead_settings(change: Change) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -180,68 +220,166 @@ def of_store(change: Change) -> ComparisonTable:
     capacities = run(vary(store.CapacityHitRates(), workload=workloads, capacity_tokens=sizes))
     if change.parameter("store", "whole_blocks", "F21-F25"):
         capacities = capacities.assign(hit_rate=capacities["whole_blocks_hit_rate"])
-    policies = vary(
-        store.PolicyHitRates(),
-        workload=("toolagent", "conversation"),
-        policy=tuple(store_claims.ARXIV_TABLE_1.values()),
-        capacity_blocks=store_claims.capacities_of_table_1(),
-    )
-    return store_claims.beside_papers(capacities, change.run(policies, "A09-A11 A103-A116"))
+    decided = {"lru": "A09-A11 A103-A106", "lfu": "A11 A107-A111", "length_aware": "A11 A112-A116"}
+    base, blocks = store.PolicyHitRates(), store_claims.capacities_of_table_1()
+    policies = [
+        change.run(
+            vary(base, workload=("toolagent", "conversation"), policy=(name,), capacity_blocks=blocks), names
+        )
+        for name, names in decided.items()
+    ]
+    return store_claims.beside_papers(capacities, pd.concat(policies, ignore_index=True))
 
 
 def of_transfer(change: Change) -> ComparisonTable:
     """Chapter 8."""
-    node, slow = nodes.calibrate_paper_node(), "F40 F72 F73 F106 F107"
+    node, slow = nodes.calibrate_paper_node(), "F40 F72 F73 F107"
+    late = bool(change.parameter("transfer", "sent_after_prefill", f"{slow} F106"))
     sweep = vary(transfer.BandwidthDemand(), streams_layers=(True, False), gbps=transfer.bandwidths_of_fig_13())
-    again = transfer.BandwidthDemand(reuses=False, gbps=400.0)
-    demand = change.run((*sweep, again), slow)
-    if change.parameter("transfer", "sent_after_prefill", slow):
-        late = where(demand, streams_layers=False)
-        demand = pd.concat([late.assign(streams_layers=True), late, where(demand, reuses=False)])
+    demand = change.run(sweep, slow)
+    again = transfer.BandwidthDemand(reuses=False, gbps=400.0, streams_layers=not late)
+    whole = change.run((again,), "F106").assign(streams_layers=True)
+    if late:
+        sent_late = where(demand, streams_layers=False)
+        demand = pd.concat([sent_late.assign(streams_layers=True), sent_late])
+    demand = pd.concat([demand, whole], ignore_index=True)
     return transfer.beside_papers(transfer.store_latency(node), transfer.breakdown(node), demand)
 
 
 def of_placement(change: Change) -> ComparisonTable:
     """Chapter 9."""
-    four, stated = tuple(placement_claims.FAST_FIG_5), placement_claims.STATED_POLICY
-    fast = change.run(vary(placement.PlacementReplay(), policy=four), "F29-F33 F47 F48")
+    on_fast = {"kvcache_centric": "F29 F30 F47 F48", "cache_aware": "F29 F31"}
+    on_fast |= {"load_balance": "F32 F47", "random": "F33 F48"}
+    fast = [change.run(vary(placement.PlacementReplay(), policy=(p,)), names) for p, names in on_fast.items()]
     crowd = placement.PlacementReplay(workload="arxiv", testbed="arxiv", first=23_000)
-    twins = vary(crowd, seed=placement_claims.ARXIV_TWINS, policy=four)
-    arxiv = placement_claims.means_of_twins(change.run(twins, "A19-A22 A28-A30"))
+    seeds = placement_claims.ARXIV_TWINS
+    on_arxiv = {"kvcache_centric": "A19 A28-A30", "cache_aware": "A20 A28"}
+    on_arxiv |= {"load_balance": "A21 A29", "random": "A22 A30"}
+    arxiv = [change.run(vary(crowd, seed=seeds, policy=(p,)), names) for p, names in on_arxiv.items()]
     ten = placement.PlacementReplay(prefill_nodes=10, decode_nodes=6, one_token=True)
     fig_10, workloads = "F15 F16 F68-F71", tuple(placement_claims.WORKLOADS)
+    stated = placement_claims.STATED_POLICY
     local = change.run(vary(ten, workload=workloads, policy=(stated,)), fig_10).assign(policy=stated)
     shared = change.run(vary(ten, workload=workloads, shared_cache=(True,)), fig_10)
     caches = placement_claims.local_and_global(pd.concat([local, shared]))
     replicas = change.run((placement.Replicas(),), "F104 F105")
-    return placement_claims.beside_papers(fast, arxiv, caches, replicas)
+    means = placement_claims.means_of_twins(pd.concat(arxiv, ignore_index=True))
+    return placement_claims.beside_papers(pd.concat(fast, ignore_index=True), means, caches, replicas)
 
 
 def of_endtoend(change: Change) -> ComparisonTable:
     """Chapter 10."""
     host = fitted_host()
     base = endtoend.EndToEnd(first=endtoend.FIRST_REQUESTS[SCALE], **host)
-    workloads, systems = tuple(endtoend_claims.CURVES), tuple(endtoend_claims.SYSTEMS)
-    replays = change.run(vary(base, workload=workloads, system=systems), "F01-F10 F17-F19 F49-F67 F201-F218")
+    replays = _three_traces(change, base)
     split = replace(base, workload="synthetic", ttft_limit_s=constant("slo_ttft_fig15").value)
     ways = change.run(endtoend.splits(split, range(5, 16), (host["host_s"],)), "F45 F74-F78 F108")
     twenty = replace(base, workload="arxiv", testbed="arxiv", host_s=0.0, prefill_nodes=10, decode_nodes=10)
-    real = change.run(vary(twenty, system=tuple(endtoend_claims.REAL)), "A03-A06")
-    at_rate = rates.AtRate(dataset="16k", requests=rates.REQUESTS[SCALE])
-    tested = [point for name in rates.PUBLIC + rates.SIMULATED for point in rates.points(name, at_rate)]
-    rated = rates.normalised(change.run(tested, "A01 A02 A07 A08 A23 A33 A34 A117-A122"))
-    return endtoend_claims.beside_papers(replays, ways, real, rated)
+    on_twenty = {"mooncake": "A03 A04 A06", "vllm": "A03 A05 A06"}
+    real = pd.concat([change.run((replace(twenty, system=name),), names) for name, names in on_twenty.items()])
+    if change.parameter("endtoend", "few_gaps_pass", "F01-F10 F45 F49 F56-F67 F74-F76 F108 F201-F218 A03-A05"):
+        replays, ways, real = (_few_gaps_pass(table) for table in (replays, ways, real))
+    if change.parameter("endtoend", "mean_gap", "A03-A05"):
+        real = real.assign(within_tbt=real["within_mean_gap"])
+    return endtoend_claims.beside_papers(replays, ways, real, _rated(change))
+
+
+def _three_traces(change: Change, base: endtoend.EndToEnd) -> pd.DataFrame:
+    """FAST'25 Figs. 1 and 6 to 8, system by system."""
+    decided = {
+        "mooncake": "F01-F09 F17-F19 F50-F55 F201-F203 F207-F209 F213-F215",
+        "vllm": "F01-F03 F07-F10 F17-F19 F49 F204-F206 F210-F212 F216-F218",
+        "vllm_prefix": "F04-F06 F50 F52 F54 F56 F57 F60 F61 F64 F65",
+        "vllm_chunked": "F49 F51 F53 F55 F58 F59 F62 F63 F66 F67",
+    }
+    workloads = tuple(endtoend_claims.CURVES)
+    parts = {
+        name: change.run(vary(base, workload=workloads, system=(name,)), names) for name, names in decided.items()
+    }
+    if change.parameter("endtoend", "chunks_cost_as_whole_prompts", "F51 F53 F55"):
+        whole = parts["vllm"]["prefill_gpu_s"].to_numpy()
+        parts["vllm_chunked"] = parts["vllm_chunked"].assign(prefill_gpu_s=whole)
+    return pd.concat(parts.values(), ignore_index=True)
+
+
+def _few_gaps_pass(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `EndToEnd` with the other reading of B17."""
+    begin = "few_gaps_"
+    read = {name: table[name] for name in map(str, table.columns) if name.startswith(begin)}
+    return table.assign(**{name.removeprefix(begin): column for name, column in read.items()})
+
+
+def _rated(change: Change) -> pd.DataFrame:
+    """ArXiv Figs. 11 and 12, dataset by dataset.
+
+    Runs that an alternative makes shorter are judged as if they had the usual length: it is what is tried.
+    """
+    decided = {
+        "16k": "A01 A23 A117",
+        "32k": "A23 A33 A118",
+        "64k": "A02 A23 A119",
+        "128k": "A23 A34 A120",
+        "ArXiv Summarization": "A07 A121",
+        "L-Eval": "A08 A122",
+    }
+    usual = rates.REQUESTS[SCALE]
+    at_rate = rates.AtRate(dataset="16k", requests=usual)
+    over_tokens = change.parameter("rates", "tbt_over_tokens", "A07 A08 A23 A121 A122")
+    column = "gap_p90_s" if over_tokens else "tbt_arxiv_p90_s"
+    parts = [change.run(rates.points(name, at_rate), names) for name, names in decided.items()]
+    rated = rates.normalised(pd.concat(parts, ignore_index=True), column)
+    return rated.assign(requests=rated["requests"].clip(lower=usual))
 
 
 def of_overload(change: Change) -> ComparisonTable:
-    """Chapter 11, on three of the seven twins that decide in the book."""
-    twins = [each for point in replays.fitted_points() for each in vary(point, twin=(0, 1, 2))]
-    points = [
-        each
-        for twin in twins
-        for each in replays.with_policies(twin, replays.POLICIES[:3], (replays.JUDGED_THRESHOLD,))
+    """Chapter 11, on its seven twins; at one limit on TTFT only the order is judged."""
+    limit_s = change.parameter(
+        "overload", "ttft_limit_s", "A16-A18 A24 A31 A32 A35 A36 A123-A125", overload_claims.PRINTED_TTFT_LIMIT_S
+    )
+    decided = {
+        "after_prefill": "A16 A31 A32 A123",
+        "early": "A17 A24 A31 A35 A36 A123-A125",
+        "predictive": "A18 A32 A123",
+    }
+    parts: list[pd.DataFrame] = []
+    for point in replays.fitted_points():
+        at_limit = point.ttft_limit_s == overload_claims.PRINTED_TTFT_LIMIT_S
+        for policy in replays.POLICIES[:3]:
+            points = [
+                each
+                for twin in vary(point, twin=recorded.JUDGED_TWINS)
+                for each in replays.with_policies(twin, (policy,), (replays.JUDGED_THRESHOLD,))
+            ]
+            parts.append(change.run(points, decided[policy] if at_limit else "A123", _replayed))
+    judged = pd.concat(parts, ignore_index=True)
+    if limit_s != overload_claims.PRINTED_TTFT_LIMIT_S:
+        judged = where(judged, ttft_limit_s=limit_s)
+    return overload_claims.beside_papers(judged, {}, limit_s)
+
+
+def _replayed(points: Sequence[Overload]) -> pd.DataFrame:
+    """Rows of replays: what is on record as it is there, and the others computed."""
+    record = recorded.recorded().dropna(subset=["goodput"]).astype(object)
+    record = record.where(record.notna(), None)
+    on_record = {replays.key_of(row): row for row in record.to_dict("records")}
+    found = [
+        on_record.get(replays.key_of(vars_of(_plain(each)))) if _recordable(each) else None for each in points
     ]
-    return overload_claims.beside_papers(change.run(points, "A16-A18 A24 A31 A32 A35 A36 A123-A125"), {})
+    missing = [point for point, row in zip(points, found, strict=True) if row is None]
+    kept = pd.DataFrame([row for row in found if row is not None])
+    return pd.concat([kept, run(missing)], ignore_index=True).infer_objects()
+
+
+def _plain(point: Overload) -> Overload:
+    """The same replay as the record has it: the baseline has one threshold, unless another is set on arrival."""
+    same = point.policy == "after_prefill" and point.arrival_threshold == point.threshold
+    return replace(point, arrival_threshold=None) if same else point
+
+
+def _recordable(point: Overload) -> bool:
+    """Whether the record could hold it: only what tells its replays apart differs from the replay of Table 3."""
+    same = {name: getattr(replays.REPLAY, name) for name in replays.KEY}
+    return replace(point, **same) == replays.REPLAY
 
 
 FIGURES: Final[dict[str, Callable[[Change], ComparisonTable]]] = {
@@ -276,9 +414,9 @@ def verdicts_of(chapter: str, told: Callable[[str], object] = _tell) -> Iterator
         yield {"claim": name, "assumption": "", "alternative": AS_ASSUMED, **_outcome(row)}
     for each in alternatives():
         using = [name for name in assumed if each.assumption in claim(name).grounds.assumptions]
-        if not using:
+        if not using or each.alternative == NO_OTHER:
             continue
-        change = Change(each.how)
+        change = Change(each.how, frozenset(using))
         if each.how:
             told(f"{chapter}: {each.assumption}, {each.alternative}")
         found = _decided(make(change)) if each.how else {}
@@ -303,8 +441,9 @@ def main(arguments: Sequence[str]) -> int:
     if unknown := [name for name in arguments if name not in FIGURES]:
         sys.stderr.write(f"no chapter {unknown[0]!r}; there are {', '.join(FIGURES)}\n")
         return 2
+    source = commit()  # before anything is written, which would make it another one
     for chapter in arguments or FIGURES:
-        rows = [row | {"commit": commit()} for row in verdicts_of(chapter)]
+        rows = [row | {"commit": source} for row in verdicts_of(chapter)]
         missing = sum(row["verdict"] == NOT_TRIED for row in rows)
         _tell(f"{chapter}: {len(rows)} rows in {_record(rows)}, of which {missing} alternatives were not tried")
     return 0

@@ -162,6 +162,8 @@ SENSITIVITY: Final = "sensitivity.csv"
 """What `python -m mooncake_lab.chapters.sensitivity` records in `data/measured`."""
 AS_ASSUMED: Final = "as assumed"
 """The alternative of a row that changes nothing."""
+NO_OTHER: Final = "none"
+"""The alternative to an assumption in whose place nothing else is reasonable."""
 NOT_TRIED: Final = "not tried"
 """The verdict of a row whose experiment cannot express the alternative."""
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -78,3 +78,14 @@ def arxiv_testbed_latency() -> perf.LatencyModel:
     """The latency model of the testbed as it was fitted: the clock of the clusters of the arXiv edition."""
     found = arxiv_fit().optimum
     return arxiv_testbed(found.prefill, found.decode, found.constant_s)
+
+
+TestbedName = Literal["fast", "arxiv", "arxiv_point_a"]
+"""The nodes of FAST'25; those of the arXiv edition as they were fitted; or as a point that meets its Table 3."""
+
+
+def latency_of(testbed: TestbedName) -> perf.LatencyModel:
+    """The latency model of the nodes of a name."""
+    if testbed == "fast":
+        return paper_node_latency()
+    return arxiv_testbed_latency() if testbed == "arxiv" else arxiv_testbed(1.7, 6.5)

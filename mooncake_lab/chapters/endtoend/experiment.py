@@ -11,14 +11,16 @@ import pandas as pd
 
 from mooncake_lab import metrics
 from mooncake_lab.batching import VLLM, BatchingPolicy, VLLMChunked, VLLMToday
+from mooncake_lab.chapters.placement.experiment import estimator
+from mooncake_lab.chapters.placement.readings import DecodeChoice, Transfers, with_decode_choice
 from mooncake_lab.cluster import ClusterSpec
-from mooncake_lab.conductor import PlacementPolicy, named_placement
+from mooncake_lab.conductor import KVCacheCentric, PlacementPolicy, named_placement
 from mooncake_lab.conductor.placement import FewestRequests
 from mooncake_lab.core import SLO, Record, Request, TracedRequest
 from mooncake_lab.experiments import whole_trace
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import Cluster
-from mooncake_lab.testbeds import arxiv_testbed_latency, paper_node_latency
+from mooncake_lab.testbeds.arxiv import TestbedName, latency_of
 from mooncake_lab.workload import Trace, with_spread_arrivals
 
 PROMPT_TOKENS = 512
@@ -85,6 +87,8 @@ LARGE_CHUNK_TOKENS: Final = 2048
 """The tokens of an iteration of chunked prefill that the jump of the paper's curves implies, at about 300 ms."""
 TODAY_CHUNK_TOKENS: Final = 2048
 """Tokens per iteration that the server of vLLM V1 takes by default on an A100."""
+FEW_GAPS: Final = 10
+"""Up to so many tokens an answer has fewer than ten gaps, and their longest tenth is less than one (B17)."""
 VLLM_BLOCK_TOKENS: Final = 16
 """vLLM's default KVCache block."""
 
@@ -98,7 +102,7 @@ class EndToEnd:
     prefill_nodes: int = 8
     """Mooncake's split (assumption B06); vLLM has as many instances as both together."""
     decode_nodes: int = 8
-    testbed: Literal["fast", "arxiv"] = "fast"
+    testbed: TestbedName = "fast"
     """Whose nodes: those of FAST'25, or of the arXiv edition as they were fitted to its Figs. 8 and 13."""
     host_s: float = 0.0
     """What the host adds to a decode step for each request beyond `host_free`, or 0 (assumption B37)."""
@@ -117,6 +121,18 @@ class EndToEnd:
     """Which node of Mooncake shows the first token, so that TTFT ends there (assumption B18)."""
     device_tokens: int = 1_330_000
     """KVCache in the GPU memory of a node that decodes (assumption B15)."""
+    threshold: float = 1.5
+    """kvcache_balancing_threshold of Mooncake (assumption B01), and so are the next five of Mooncake alone."""
+    transfers: Transfers = "shared"
+    """How the time of a transfer is estimated (assumption B02)."""
+    offline_tests: int = 0
+    """From how many offline tests prefill estimates are learned (assumption B03); with 0 they are exact."""
+    decode_choice: DecodeChoice = "least_tbt"
+    """How a decode instance is selected (assumption B05)."""
+    overtaking: bool = False
+    """Whether a prompt whose prefix is on its way lets those behind it start (assumption B51)."""
+    fetch_timeout_s: float = 30.0
+    """How long a prompt waits for a prefix from another node (assumption B57)."""
     ttft_limit_s: float = 30.0
     tbt_limit_s: float = 0.1
     """Used only by `effective`; the distribution of TBT is recorded in any case."""
@@ -129,7 +145,11 @@ class EndToEnd:
     """Of the moments in the ticks, random routing, and the twin where there is no released file."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One row: latencies by both editions, capacity over TBT, prefill GPU time."""
+        """One row: latencies by both editions, capacity over TBT, prefill GPU time.
+
+        Columns that begin with `few_gaps_` read B17 the other way: a request with fewer than ten gaps is within
+        any limit on TBT, and has no part in means. `within_mean_gap` reads B44 the other way.
+        """
         trace = self.trace()
         log = serve(self, trace)
         requests = metrics.request_table(log)
@@ -143,6 +163,8 @@ class EndToEnd:
             "effective": self._capacity(requests, self.tbt_limit_s),
             "within_ttft": float((requests["ttft_s"].to_numpy() <= self.ttft_limit_s).mean()),
             "within_tbt": shares(gaps_ms, (1e3 * self.tbt_limit_s,))[0],
+            "within_mean_gap": float((requests["tbt_arxiv_s"].to_numpy()[has_gaps] <= self.tbt_limit_s).mean()),
+            **self._if_few_gaps_pass(requests),
             "ttft_cdf": shares(requests["ttft_s"].to_numpy(), TTFT_GRID_S),
             "tbt_cdf": shares(gaps_ms, TBT_GRID_MS),
             "prefill_gpu_s": metrics.prefill_gpu_s(log) / len(requests),
@@ -152,6 +174,18 @@ class EndToEnd:
             "origin": trace.origin,
             "source": trace.source,
         }
+
+    def _if_few_gaps_pass(self, requests: pd.DataFrame) -> dict[str, float]:
+        tokens = requests["output_tokens"].to_numpy()
+        few = (tokens > 1) & (tokens <= FEW_GAPS)
+        gap_s = np.where(few, np.nan, requests["tbt_fast_s"].to_numpy(dtype=np.float64))
+        passing = requests.assign(tbt_fast_s=gap_s)
+        found = {f"capacity_{ms}_ms": self._capacity(passing, ms / 1e3) for ms in LIMITS_MS}
+        found["effective"] = self._capacity(passing, self.tbt_limit_s)
+        found["within_tbt"] = float(((gap_s <= self.tbt_limit_s) | few)[tokens != 1].mean())
+        has_gaps = ~np.isnan(gap_s)
+        found["tbt_fast_mean_s"] = float(gap_s[has_gaps].mean()) if has_gaps.any() else np.nan
+        return {f"few_gaps_{name}": number for name, number in found.items()}
 
     def trace(self) -> Trace:
         """The requests as they arrive."""
@@ -222,8 +256,12 @@ def serve(point: EndToEnd, trace: Trace) -> list[Record]:
             device_tokens=point.device_tokens,
             max_batch_tokens=point.pack_tokens,
             block_size_tokens=trace.block_size_tokens,
+            overtaking=point.overtaking,
+            fetch_timeout_s=point.fetch_timeout_s,
+            placement=with_decode_choice(KVCacheCentric(point.threshold), point.decode_choice),
         )
-        return Cluster(spec, model).run(trace.requests())
+        believed = estimator(model, point.transfers, point.offline_tests, point.seed)
+        return Cluster(spec, model, estimate=believed).run(trace.requests())
     batching: dict[str, BatchingPolicy] = {
         "vllm_chunked": VLLMChunked(chunk_tokens=point.chunk_tokens),
         "vllm_today": VLLMToday(chunk_tokens=TODAY_CHUNK_TOKENS),
@@ -246,8 +284,7 @@ def clock(point: EndToEnd) -> LatencyModel:
     block size. That is a quadratic cost of prefill, paid where prefixes are cached. Here only tokens that are
     computed pay it; those found in the cache were hashed as well, so it is a lower bound.
     """
-    node = arxiv_testbed_latency() if point.testbed == "arxiv" else paper_node_latency()
-    model = node.with_host(point.host_s, point.host_free)
+    model = latency_of(point.testbed).with_host(point.host_s, point.host_free)
     if point.system != "vllm_prefix" or not point.hash_s_per_token:
         return model
     hashing_s = point.hash_s_per_token / (2 * VLLM_BLOCK_TOKENS)

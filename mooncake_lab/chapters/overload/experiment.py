@@ -5,13 +5,16 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab import conductor, metrics
+from mooncake_lab.chapters.placement.readings import DecodeChoice, with_decode_choice
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor.admission import PredictedLoad, StillDecodes, mean_step_s
-from mooncake_lab.core import SLO, Record, Rejected, TracedRequest, blocks_for, keyed_uniform
+from mooncake_lab.conductor.decide import needs_of
+from mooncake_lab.core import SLO, Record, Rejected, Request, TracedRequest, blocks_for, keyed_uniform
 from mooncake_lab.experiments import whole_trace
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation import Cluster, SimulationOptions
@@ -61,6 +64,38 @@ class OracleAdmission(PredictedLoad):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class OfChosenInstance:
+    """Another policy, which on arrival sees no decode instance but the chosen one (assumption B24)."""
+
+    inner: conductor.AdmissionPolicy
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the other policy needs."""
+        return needs_of(self.inner)
+
+    def admit(
+        self,
+        request: Request,
+        proposed: conductor.Placement,
+        view: conductor.ClusterView,
+        *,
+        estimate: conductor.Estimator,
+        slo: SLO,
+    ) -> conductor.Decision:
+        """The decision of the other policy, as if the chosen instance were the decode pool."""
+        chosen = tuple(each for each in view.decode if each.name == proposed.decode)
+        seen = msgspec.structs.replace(view, decode=chosen)
+        return self.inner.admit(request, proposed, seen, estimate=estimate, slo=slo)
+
+    def double_check(
+        self, request: Request, decode: conductor.DecodeView, *, estimate: conductor.Estimator, slo: SLO
+    ) -> conductor.Rejection | None:
+        """The second check of the other policy, which is of one instance anyway."""
+        return self.inner.double_check(request, decode, estimate=estimate, slo=slo)
+
+
 PolicyName = Literal[
     "after_prefill", "early", "committed", "predictive", "length_predicting", "adaptive", "oracle"
 ]
@@ -105,6 +140,10 @@ class Overload:
     """t_d of the predictive policy; None takes the length-biased mean answer times the TBT limit (B22)."""
     placement: Literal["kvcache_centric", "random"] = "kvcache_centric"
     """Random where only admission shall see the load, not placement."""
+    decode_choice: DecodeChoice = "least_tbt"
+    """How a decode instance is selected (assumption B05)."""
+    load_of: Literal["mean_instance", "chosen_instance"] = "mean_instance"
+    """Whose decode load decides on arrival (assumption B24)."""
     view_age_s: float = 0.0
     """How old the loads may be on which the Conductor decides."""
     every_s: float = 5.0
@@ -154,9 +193,10 @@ class Overload:
         spec = ClusterSpec.disaggregated(
             prefill_nodes=self.prefill_nodes,
             decode_nodes=self.decode_nodes,
-            placement=conductor.KVCacheCentric()
-            if self.placement == "kvcache_centric"
-            else conductor.Random(self.seed),
+            placement=with_decode_choice(
+                conductor.KVCacheCentric() if self.placement == "kvcache_centric" else conductor.Random(self.seed),
+                self.decode_choice,
+            ),
             admission=self.admission(requests),
             slo=self.slo,
             block_size_tokens=block_size_tokens,
@@ -187,7 +227,8 @@ class Overload:
             "adaptive": conductor.AdaptiveThreshold,
             "oracle": partial(OracleAdmission, answer_tokens=lengths),
         }
-        return policies[self.policy](self.threshold, arrival_threshold=self.arrival_threshold)
+        policy = policies[self.policy](self.threshold, arrival_threshold=self.arrival_threshold)
+        return OfChosenInstance(policy) if self.load_of == "chosen_instance" else policy
 
     def loads(self, log: list[Record], times_s: Array) -> tuple[Array, Array]:
         """Loads of the prefill and of the decode pool at some times."""

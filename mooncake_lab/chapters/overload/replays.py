@@ -60,11 +60,24 @@ def only_decode_scarce(twins: Sequence[int]) -> list[Overload]:
     return [each for point in points for each in with_policies(point, POLICIES, (JUDGED_THRESHOLD,))]
 
 
+KEY: Final = (
+    "workload",
+    "policy",
+    "twin",
+    "decode_nodes",
+    "tbt_limit_s",
+    "prefill_factor",
+    "decode_factor",
+    "decode_constant_s",
+    "ttft_limit_s",
+    "arrival_threshold",
+)
+"""The settings that differ among the recorded replays; the others are those of `REPLAY`."""
+
+
 def key_of(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """By what a replay is found in the table, whether its settings are values or text."""
-    names = ("workload", "policy", "twin", "decode_nodes", "tbt_limit_s", "prefill_factor", "decode_factor")
-    names += ("decode_constant_s", "ttft_limit_s", "arrival_threshold")
-    return tuple(_same(settings[name]) for name in names)
+    return tuple(_same(settings[name]) for name in KEY)
 
 
 def _same(value: Any) -> str:

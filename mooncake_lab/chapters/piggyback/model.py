@@ -57,11 +57,13 @@ def predictions(
     Args:
         tiles: whether the time of an operator jumps at the edges of tiles.
         rereads: whether each chunk reads the keys and values before it again.
-        printed_ratio: whether the end-to-end rows of Table 4 are computed at the printed P:D ratio, and not at the
-            ratio that balances chunks and decodes exactly (assumption B35).
+        printed_ratio: whether the end-to-end rows of Table 4 and Figure 11a are computed at the printed P:D ratio,
+            that of Figure 9a where it has one, and not at the ratio that balances chunks and decodes exactly
+            (assumption B35).
         filled: whether chunks there grow where decodes are fewer, so that no last piece is short.
     """
-    figures = _figures(llama_13b_on_a6000(tiles=tiles, rereads=rereads))
+    cost = llama_13b_on_a6000(tiles=tiles, rereads=rereads)
+    figures = _figures(cost, printed_ratio=printed_ratio, filled=filled)
     cells = [*_table_4(tiles=tiles, rereads=rereads, printed_ratio=printed_ratio, filled=filled), *figures]
     table = pd.DataFrame(cells, columns=["place", "cell", "paper", "model"])
     return table.assign(error_percent=100 * (table["model"] / table["paper"] - 1))
@@ -96,7 +98,7 @@ def _table_4(*, tiles: bool, rereads: bool, printed_ratio: bool, filled: bool) -
             yield "Table 4, end to end", cell, printed["end_to_end_speedup"], gain(cost, work, filled=filled)
 
 
-def _figures(cost: perf.IterationCost) -> Iterable[Cell]:
+def _figures(cost: perf.IterationCost, *, printed_ratio: bool, filled: bool) -> Iterable[Cell]:
     for series, x, y in _points(FIGURE_8):
         yield "Figure 8", f"{series}, batch {int(x)}", y, _speedup(cost, int(x), TOTALS[series])
     for label, fused, _, y in _peaks_of_figure_9():
@@ -104,9 +106,13 @@ def _figures(cost: perf.IterationCost) -> Iterable[Cell]:
     for name, each in rounds(cost, "1K").items():
         if name != "Orca-best":
             yield "Figure 10, seconds", name, fact(FIGURE_10, series=name).value, each.seconds
-    for label in TOTALS:
+    ratios = {label: ratio for label, fused, ratio, _ in _peaks_of_figure_9() if fused == FUSED_TOKENS}
+    for label, total in TOTALS.items():
         printed = fact(FIGURE_11, series="SARATHI", x=label).value
-        yield "Figure 11a", f"SARATHI, {label}", printed, gain(cost, balanced(label))
+        work = balanced(label)
+        if printed_ratio and label in ratios:
+            work = perf.Workload.of_length(total, ratios[label], LARGEST[label])
+        yield "Figure 11a", f"SARATHI, {label}", printed, gain(cost, work, filled=filled)
     yield "Figure 11b, peak", "Orca-best, 1K", fact(FIGURE_11, series="Orca-best").value, orca_peak(cost)[1]
 
 
@@ -151,10 +157,11 @@ def balances() -> Iterator[dict[str, Any]]:
 
 
 @tabulated
-def ratio_sweep(labels: Sequence[str] = tuple(TOTALS)) -> Iterator[dict[str, Any]]:
+def ratio_sweep(labels: Sequence[str] = tuple(TOTALS), *, filled: bool = True) -> Iterator[dict[str, Any]]:
     """Gain over the baseline by P:D ratio (SARATHI Figs. 9 and 11b); chunks fill what absent decodes leave.
 
-    A chunk of 0 stands for Orca-best, which never cuts.
+    A chunk of 0 stands for Orca-best, which never cuts. Without `filled`, chunks are always as long as beside a
+    full batch of decodes, and a short last one stays short (assumption B35).
     """
     cost = llama_13b_on_a6000()
     for label in labels:
@@ -162,7 +169,7 @@ def ratio_sweep(labels: Sequence[str] = tuple(TOTALS)) -> Iterator[dict[str, Any
             for ratio in range(1, 201):
                 work = perf.Workload.of_length(TOTALS[label], ratio, LARGEST[label])
                 setting = {"label": label, "batch": LARGEST[label], "fused_tokens": fused, "ratio": ratio}
-                yield setting | {"gain": gain(cost, work, fused or None, filled=True)}
+                yield setting | {"gain": gain(cost, work, fused or None, filled=filled)}
 
 
 @tabulated

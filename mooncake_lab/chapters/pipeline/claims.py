@@ -14,10 +14,12 @@ from mooncake_lab.experiments import records, tabulated, where
 from mooncake_lab.paper import Compared, ComparisonTable, claimed, comparison_table, curve, detail, fact
 from mooncake_lab.perf import IterationCost
 from mooncake_lab.testbeds.sarathi_serve import (
+    CONTEXT_TOKENS,
     TESTBEDS,
     TEXT,
     DecodeRows,
     machines_beside_paper,
+    slo_s,
     testbed,
     yi_34b_on_two_a100s,
 )
@@ -37,12 +39,14 @@ FALCON, FALCON_TP8 = "Falcon-180B", "Falcon-180B, TP8"
 
 
 @tabulated
-def stalls(decode_rows: DecodeRows = "first and last") -> Iterator[dict[str, Any]]:
+def stalls(
+    decode_rows: DecodeRows = "first and last", context_tokens: int = CONTEXT_TOKENS
+) -> Iterator[dict[str, Any]]:
     """How much longer an iteration takes for its decodes when a prompt joins, whole or by the chunk (Fig. 9).
 
-    The decodes have contexts of 1,024 tokens.
+    The decodes have contexts of 1,024 tokens. Those of the artifact were timed at `context_tokens`.
     """
-    cost = yi_34b_on_two_a100s(decode_rows=decode_rows)
+    cost = yi_34b_on_two_a100s(context_tokens, decode_rows)
     for count in (8, 32):
         alone_s = cost.step_s(0, 0, count, count * 1024)
         for prompt in (512, 1024, 2048, 4096, 8192, 16_384):
@@ -106,14 +110,27 @@ def ablation(served: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 @tabulated
 def layouts(
-    sums_ms: Sequence[float] = (0.0, 0.03, 0.1, 0.3, 1.0, 2.0), decodes: int = 32, context_tokens: int = 4096
+    sums_ms: Sequence[float] = (0.0, 0.03, 0.1, 0.3, 1.0, 2.0),
+    decodes: int = 32,
+    context_tokens: int = 4096,
+    *,
+    decode_rows: DecodeRows = "first and last",
+    timed_at_tokens: int = CONTEXT_TOKENS,
+    printed_decodes: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """A decode iteration of Falcon on eight GPUs of two nodes: each layer on all, or half of them on each node."""
-    clock, tensor = testbed(FALCON).clock(), testbed(FALCON_TP8)
+    """A decode iteration of Falcon on eight GPUs of two nodes: each layer on all, or half of them on each node.
+
+    Decode times are those `decode_rows` of the artifact, timed at a context of `timed_at_tokens`. With
+    `printed_decodes`, an iteration takes a fifth of the printed strict limit on either layout (assumption B48),
+    and what the network adds comes on top.
+    """
+    read: dict[str, Any] = {"context_tokens": timed_at_tokens, "decode_rows": decode_rows}
+    read["decode_s"] = slo_s(FALCON, "strict") / 5 if printed_decodes else None
+    clock, tensor = testbed(FALCON).clock(**read), testbed(FALCON_TP8)
     halves_s = clock.cost.step_s(0, 0, decodes, decodes * context_tokens)
     halves_s += (clock.stages - 1) * clock.link.seconds(clock.hop_bytes_per_token * decodes)
     for sum_ms in sums_ms:
-        whole = tensor.clock(sum_ms / 1000)
+        whole = tensor.clock(sum_ms / 1000, **read)
         whole_s = whole.cost.step_s(0, 0, decodes, decodes * context_tokens)
         whole_s += whole.overhead_s + whole.collective_s_per_token * decodes
         times = {"tensor_ms": 1000 * whole_s, "pipeline_ms": 1000 * halves_s}
@@ -153,6 +170,8 @@ def beside_papers(
     *,
     sum_ms: float | None = None,
     decode_rows: DecodeRows = "first and last",
+    context_tokens: int = CONTEXT_TOKENS,
+    printed_decodes: bool = False,
 ) -> ComparisonTable:
     """Every claim of this topic with our number.
 
@@ -165,8 +184,16 @@ def beside_papers(
         gained: rows of `over_vllm`; those of openchat_sharegpt4 are judged.
         sum_ms: latency of an all-reduce between two nodes; None takes that of assumption B50.
         decode_rows: which decode times of the artifact single iterations go through (assumption B59).
+        context_tokens: at which those decodes were timed (assumption B41).
+        printed_decodes: whether decodes of Falcon take a fifth of the printed strict limit (assumption B48).
     """
     all_reduce_ms = TESTBEDS[FALCON_TP8].sum_ms if sum_ms is None else sum_ms
+    over_nodes = layouts(
+        (all_reduce_ms,),
+        decode_rows=decode_rows,
+        timed_at_tokens=context_tokens,
+        printed_decodes=printed_decodes,
+    )
     (schemes,) = records(ratios, decode_attention=1.0, overhead_ms_a_layer=0.0)
     overheads: dict[tuple[int, int], float]
     overheads = chunk_overhead().set_index(["chunk_tokens", "prompt_tokens"])["model"].to_dict()
@@ -179,8 +206,8 @@ def beside_papers(
         _gain("S53", capacities, "strict", "Sarathi-Serve 512"),
         _gain("S20", capacities, "relaxed", "Sarathi-Serve 2048"),
         *_searched(gained),
-        *_machines(decode_rows),
-        claimed("S24", layouts((all_reduce_ms,))["over"].iloc[0]),
+        *_machines(decode_rows, context_tokens, printed_decodes),
+        claimed("S24", over_nodes["over"].iloc[0]),
         claimed("S25", overheads[512, 2048]),
         *_ablated_claims(apart, SHIPPED_BUDGET),
         *_runahead(ahead),
@@ -202,12 +229,13 @@ def _searched(gained: pd.DataFrame) -> Iterator[Compared]:
         yield claimed(identifier, over, requests=searched)
 
 
-def _machines(decode_rows: DecodeRows) -> Iterator[Compared]:
+def _machines(decode_rows: DecodeRows, context_tokens: int, printed_decodes: bool) -> Iterator[Compared]:
     """How long single iterations take: decodes with a long prompt, and Falcon's prompts and decodes alone."""
-    waits = stalls(decode_rows)
+    waits = stalls(decode_rows, context_tokens)
     (longest,) = records(waits, way=WAYS[0], decodes=32, prompt_tokens=waits["prompt_tokens"].max())
     yield claimed("S52", longest["over_decode"])
-    (falcon,) = records(machines_beside_paper(decode_rows), testbed=FALCON)
+    beside = machines_beside_paper(decode_rows, context_tokens, printed_decodes=printed_decodes)
+    (falcon,) = records(beside, testbed=FALCON)
     yield claimed("S54", falcon["model_prompt_ms"])
     yield claimed("S55", falcon["model_decode_ms"])
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,7 @@ from mooncake_lab.metrics.pipeline_bubbles import CAUSES, account, gap_causes, g
 from mooncake_lab.paper import fact
 from mooncake_lab.perf import IterationCost, LinkLatency, hardware, model_shape, transferred
 from mooncake_lab.testbeds.sarathi import llama_13b_on_a6000
+from mooncake_lab.workload.transforms import poisson_arrivals_s
 
 SKETCH = ((900, 8), (350, 8), (600, 8), (250, 8), (500, 6), (300, 6))
 """Prompt and output tokens of the requests of the sketch: unequal prompts, a few decodes each."""
@@ -100,8 +101,8 @@ STAGES: Final = 8
 BLOCK_TOKENS: Final = 16
 GPUS: Final = 8
 """GPUs per node: they share each layer (TP8)."""
-LINK: Final = LinkLatency(8 * gbps(200), 10e-6)
-"""Between nodes: eight InfiniBand cards of 200 Gbps (assumption B40)."""
+CARD_GBPS: Final = 200.0
+"""Of each of the eight InfiniBand cards between nodes (assumption B40)."""
 PERCENTS: Final = tuple(range(0, 101, 5))
 REQUESTS: Final = {"smoke": 250, "classroom": 2000, "full": 10_000, "gpu": 10_000}
 """Requests of the three schemes, by scale; the paper has 10,000, and 216 are in flight."""
@@ -122,11 +123,17 @@ class Gpt3:
     """Added to the roofline in every iteration: kernels that wait to be launched, collectives, Python."""
     spread: float = 1.0
     """Spread of the lengths about their mean; 0 makes all requests alike."""
+    chunk: Literal["filled", "fixed"] = "filled"
+    """Whether chunks take what the present decodes leave, or have one length (assumption B35)."""
+    rate: float = 0.0
+    """Requests a second, as a Poisson process; with 0, all are there at the start (assumption B36)."""
+    card_gbps: float = CARD_GBPS
+    """Bandwidth of each of the eight cards between nodes (assumption B40)."""
     seed: int = 0
 
     def rows(self) -> Iterable[Mapping[str, Any]]:
         """One row: completion, idle share, stage-seconds by cause, quantiles of bubbles and of completion."""
-        work = zipf_requests(self.requests, seed=self.seed, spread=self.spread)
+        work = self.work()
         runs = [simulation.run_pipeline(spec, share) for spec, share in self.pipelines(work)]
         finished = [request.token_s[-1] for run in runs for request in run.requests]
         bubbles = [request.bubble_s for run in runs for request in run.requests]
@@ -141,6 +148,17 @@ class Gpt3:
             **{f"done_p{q}": float(np.percentile(finished, q)) for q in PERCENTS},
             **self.stage_ms(),
         }
+
+    def work(self) -> list[TracedRequest]:
+        """The requests as they arrive."""
+        alike = zipf_requests(self.requests, seed=self.seed, spread=self.spread)
+        if not self.rate:
+            return alike
+        times_s = poisson_arrivals_s(self.requests, self.rate, seed=self.seed).tolist()
+        return [
+            replace(each, request=replace(each.request, arrival_s=at_s))
+            for each, at_s in zip(alike, times_s, strict=True)
+        ]
 
     def pipelines(
         self, work: Sequence[TracedRequest]
@@ -158,7 +176,7 @@ class Gpt3:
         return simulation.StageClock(
             cost=replace(cost, per_context_token_s=cost.per_context_token_s * self.decode_attention),
             stages=stages,
-            link=LINK,
+            link=LinkLatency(8 * gbps(self.card_gbps), 10e-6),
             hop_bytes_per_token=shape.width * shape.bytes_per_element,
             overhead_s=self.overhead_ms_a_layer / 1000 * shape.layers,
         )
@@ -177,7 +195,7 @@ class Gpt3:
     def _spec(self, stages: int, places: int) -> simulation.PipelineSpec:
         return simulation.PipelineSpec(
             clock=self.clock(stages),
-            policy=policy_of(self.scheme, self.fused_tokens),
+            policy=policy_of(self.scheme, self.fused_tokens, self.chunk),
             limits=limits_of(places, request_tokens=LONGEST, batch_tokens=2 * LONGEST),
             micro_batches=stages,
         )
@@ -198,7 +216,7 @@ def limits_of(
     )
 
 
-def policy_of(scheme: str, fused_tokens: int) -> BatchingPolicy:
+def policy_of(scheme: str, fused_tokens: int, chunk: Literal["filled", "fixed"] = "filled") -> BatchingPolicy:
     """The batching policy behind a scheme; the replicas run Orca-best.
 
     Raises:
@@ -206,7 +224,7 @@ def policy_of(scheme: str, fused_tokens: int) -> BatchingPolicy:
     """
     if scheme not in SCHEMES:
         raise ValueError(f"no scheme {scheme!r}; allowed are {', '.join(SCHEMES)}")
-    return Sarathi(chunk_tokens=fused_tokens) if scheme == "SARATHI" else Orca(max_prefills=1)
+    return Sarathi(chunk_tokens=fused_tokens, chunk=chunk) if scheme == "SARATHI" else Orca(max_prefills=1)
 
 
 def gpt3_on_a_node() -> IterationCost:

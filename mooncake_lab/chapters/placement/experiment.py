@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab import conductor
+from mooncake_lab.chapters.placement.readings import AloneEstimator, DecodeChoice, Transfers, with_decode_choice
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import Placed, TracedRequest, keyed_uniform, sum_in_order
 from mooncake_lab.experiments.cache import named_files
@@ -16,7 +17,8 @@ from mooncake_lab.experiments.experiment import vary
 from mooncake_lab.metrics import prefill_gpu_s, replicas_at, reused_share, tier_hit_rates, ttft_s
 from mooncake_lab.perf import LatencyModel, LinkLatency, as_told, column_sizes, hardware
 from mooncake_lab.simulation import Cluster
-from mooncake_lab.testbeds import arxiv_testbed_latency, paper_node_latency
+from mooncake_lab.testbeds import paper_node_latency
+from mooncake_lab.testbeds.arxiv import TestbedName, latency_of
 from mooncake_lab.testbeds.nodes import device_tokens, node_latency
 from mooncake_lab.workload import Trace, check_workload, load, load_or_read, with_spread_arrivals
 
@@ -39,7 +41,7 @@ class PlacementReplay:
     """The name of a workload, or the path of a trace."""
     node: str = PAPER_NODE
     """What each node is: the paper's, or another one scaled from it (`testbeds.nodes.node_latency`)."""
-    testbed: Literal["fast", "arxiv"] = "fast"
+    testbed: TestbedName = "fast"
     """Whose nodes of that kind: those of FAST'25, or of the arXiv edition, fitted to its Figs. 8 and 13."""
     policy: PolicyName = "kvcache_centric"
     load: Literal["backlog_s", "queued_requests", "assigned_requests"] = "backlog_s"
@@ -70,6 +72,12 @@ class PlacementReplay:
     offline_tests: int = 0
     """From how many offline tests, each off by up to 5 %, it has learned its estimates (assumption B03); with 0 it
     knows them."""
+    transfers: Transfers = "shared"
+    """How it estimates the time of a transfer (assumption B02)."""
+    decode_choice: DecodeChoice = "least_tbt"
+    """How a decode instance is selected (assumption B05)."""
+    fetch_timeout_s: float = 30.0
+    """How long a prompt waits for a prefix from another node (assumption B57)."""
     first: int | None = None
     seed: int = 0
     """Seed of random placement, spread arrivals, estimate errors, and the twin where there is no released file."""
@@ -110,6 +118,13 @@ class Replicas:
     threshold: float = 1.5
     cache_tokens: int = 3_000_000
     eviction: str = "lru"
+    prefill_nodes: int = 8
+    """This and what follows as of `PlacementReplay`."""
+    decode_nodes: int = 8
+    speed: float = 1.0
+    spread: bool = False
+    offline_tests: int = 0
+    transfers: Transfers = "shared"
     first: int | None = None
     seed: int = 0
 
@@ -120,11 +135,15 @@ class Replicas:
             threshold=self.threshold,
             cache_tokens=self.cache_tokens,
             eviction=self.eviction,
+            prefill_nodes=self.prefill_nodes,
+            decode_nodes=self.decode_nodes,
+            offline_tests=self.offline_tests,
+            transfers=self.transfers,
             first=self.first,
             seed=self.seed,
         )
-        trace, requests = traffic(self.workload, self.first, self.seed)
-        ends_s = float(trace.arrival_s[-1])
+        trace, requests = traffic(self.workload, self.first, self.seed, self.speed, self.spread)
+        ends_s = float(trace.arrival_s[-1]) / self.speed
         log = _cluster(replay, trace.block_size_tokens).run(requests, until_s=ends_s)
         samples: list[tuple[float, npt.NDArray[np.int8]]] = []
         ids = np.unique(trace.block_ids.view(np.uint64))
@@ -235,7 +254,7 @@ def _node(replay: PlacementReplay) -> LatencyModel:
         return node_latency(replay.node)
     if replay.node != PAPER_NODE:
         raise ValueError(f"the arXiv testbed has nodes of the kind {PAPER_NODE!r} only, not {replay.node!r}")
-    return arxiv_testbed_latency()
+    return latency_of(replay.testbed)
 
 
 def _cluster(replay: PlacementReplay, block_size_tokens: int) -> Cluster:
@@ -244,6 +263,7 @@ def _cluster(replay: PlacementReplay, block_size_tokens: int) -> Cluster:
         "kvcache_centric": conductor.KVCacheCentric(replay.threshold, replay.edition),
         "load_balance": conductor.LoadBalance(replay.load),
     }
+    placement = policies.get(replay.policy) or conductor.named_placement(replay.policy, replay.seed)
     spec = ClusterSpec.disaggregated(
         prefill_nodes=replay.prefill_nodes,
         decode_nodes=replay.decode_nodes,
@@ -253,16 +273,22 @@ def _cluster(replay: PlacementReplay, block_size_tokens: int) -> Cluster:
         first_shown_by=replay.first_shown_by,
         max_batch_tokens=replay.pack_tokens,
         overtaking=replay.overtaking,
+        fetch_timeout_s=replay.fetch_timeout_s,
         eviction=replay.eviction,
         block_size_tokens=block_size_tokens,
-        placement=policies.get(replay.policy) or conductor.named_placement(replay.policy, replay.seed),
+        placement=with_decode_choice(placement, replay.decode_choice),
     )
-    estimate = conductor.LatencyEstimator(model)
-    if replay.offline_tests:
-        estimate = learned(model, replay.offline_tests, replay.seed)
-    elif replay.belief_error:
+    estimate = estimator(model, replay.transfers, replay.offline_tests, replay.seed)
+    if replay.belief_error and not replay.offline_tests:
         estimate = NoisyEstimator(model, relative_error=replay.belief_error, seed=replay.seed)
     return Cluster(spec, model, estimate=estimate)
+
+
+def estimator(model: LatencyModel, transfers: Transfers, offline_tests: int, seed: int) -> conductor.Estimator:
+    """What the Conductor believes: the truth, or one of the readings of B02 and B03."""
+    if offline_tests:
+        return learned(model, offline_tests, seed)
+    return conductor.LatencyEstimator(model) if transfers == "shared" else AloneEstimator(model)
 
 
 _LEAST_INDEPENDENCE: Final = 1e-7

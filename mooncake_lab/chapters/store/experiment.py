@@ -16,7 +16,7 @@ from mooncake_lab.experiments import OfTrace, tabulated
 from mooncake_lab.metrics.hits import covered_tokens, token_hit_rate
 from mooncake_lab.paper import assumption
 from mooncake_lab.store import BlockStore, Stored
-from mooncake_lab.store.eviction import Belady, make_policy
+from mooncake_lab.store.eviction import LFU, Belady, LengthAware, PolicyFactory, make_policy
 from mooncake_lab.workload import Trace
 
 
@@ -115,11 +115,15 @@ class PolicyHitRates(_OfStore):
     policy: str = "lru"
     capacity_blocks: int | None = None
     """None is unlimited."""
+    keeps_counts: bool = False
+    """Whether the counts of LFU outlive eviction (assumption B26)."""
+    keeps_late: bool = False
+    """Whether LengthAware evicts the blocks at the start of a request before later ones (assumption B25)."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Replay the trace."""
         trace, requests = self.replayable()
-        found = replay(requests, self.policy, self.capacity_blocks)
+        found = replay(requests, self._eviction(), self.capacity_blocks)
         reused = covered_tokens(found.prefix_hits_by_request, trace.input_tokens, trace.block_size_tokens)
         yield {
             "origin": trace.origin,
@@ -128,6 +132,37 @@ class PolicyHitRates(_OfStore):
             "prefix_hit_rate": found.prefix_hit_rate,
             "token_hit_rate": token_hit_rate(reused, trace.input_tokens),
         }
+
+    def _eviction(self) -> str | PolicyFactory:
+        if self.policy == "lfu" and self.keeps_counts:
+            return lambda _capacity_blocks: CountsOfAllTime()
+        if self.policy == "length_aware" and self.keeps_late:
+            return lambda _capacity_blocks: KeepsLate()
+        return self.policy
+
+
+class CountsOfAllTime(LFU):
+    """LFU whose counts outlive eviction: a block that comes back has all its uses (assumption B26)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._uses: Counter[BlockKey] = Counter()
+
+    def insert(self, key: BlockKey, _position: int = 0, /) -> None:
+        """Hold the key with the uses that it ever had, and this one."""
+        self._use(key, self._uses[key] + 1, 0)
+
+    def _use(self, key: BlockKey, uses: int, minus_position: int) -> None:
+        self._uses[key] = uses
+        super()._use(key, uses, minus_position)
+
+
+class KeepsLate(LengthAware):
+    """LengthAware read the other way: among equals, the earliest in its request is evicted (assumption B25)."""
+
+    def insert(self, key: BlockKey, position: int = 0, /) -> None:
+        """Hold the key with one use, and its place in the request."""
+        super().insert(key, -position)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

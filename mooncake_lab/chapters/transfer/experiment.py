@@ -156,12 +156,15 @@ class BandwidthDemand:
     prefill_nodes: int = 16
     """Assumption B46."""
     decode_nodes: int = 16
+    speed: float = 1.0
+    """Speed of the replay relative to the recording (assumption B07)."""
     first: int | None = None
     seed: int = 0
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row: mean TTFT, what is left of the transfer after the prefill, and how busy senders are."""
-        trace = OfTrace(workload=self.workload, first=self.first, seed=self.seed).trace()
+        recorded = OfTrace(workload=self.workload, first=self.first, seed=self.seed).trace()
+        trace = replace(recorded, arrival_s=recorded.arrival_s / self.speed)
         model = paper_node_latency()
         bytes_per_s = self.gbps * GB / BITS_PER_BYTE
         spec = ClusterSpec.disaggregated(
