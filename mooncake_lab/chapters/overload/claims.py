@@ -49,15 +49,20 @@ def beside_papers(
     return comparison_table(rows)
 
 
+MOST: Final = 1e6
+"""What stands for a ratio to nothing, since a verdict needs a finite number."""
+
+
 def largest_upper_end(judged: pd.DataFrame) -> float:
     """The largest upper end of the intervals of both ratios to the baseline, over all TTFT limits."""
-    return max(
+    ends = [
         ratio_with_interval(
             where(judged, ttft_limit_s=limit_s), "rejected_share", policy, "after_prefill", "twin"
         )[2]
         for limit_s in sorted(set(judged["ttft_limit_s"]))
         for policy in _CHANGES
-    )
+    ]
+    return min(MOST, max(ends))
 
 
 def paper_stages(panel: str) -> pd.DataFrame:
