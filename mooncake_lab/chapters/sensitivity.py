@@ -275,19 +275,21 @@ def of_endtoend(change: Change) -> ComparisonTable:
     split = replace(base, workload="synthetic", ttft_limit_s=constant("slo_ttft_fig15").value)
     ways = change.run(endtoend.splits(split, range(5, 16), (host["host_s"],)), "F45 F74-F78 F108")
     twenty = replace(base, workload="arxiv", testbed="arxiv", host_s=0.0, prefill_nodes=10, decode_nodes=10)
-    on_twenty = {"mooncake": "A03 A04 A06", "vllm": "A03 A05 A06"}
+    on_twenty = {"mooncake": "A03 A04 A06 A129 A130", "vllm": "A03 A05 A06 A126-A128 A131 A132"}
     real = pd.concat([change.run((replace(twenty, system=name),), names) for name, names in on_twenty.items()])
-    if change.parameter("endtoend", "few_gaps_pass", "F01-F10 F45 F49 F56-F67 F74-F76 F108 F201-F218 A03-A05"):
-        replays, ways, real = (_few_gaps_pass(table) for table in (replays, ways, real))
-    if change.parameter("endtoend", "mean_gap", "A03-A05"):
-        real = real.assign(within_tbt=real["within_mean_gap"])
+    if change.parameter(
+        "endtoend", "few_gaps_pass", "F01-F10 F45 F49 F56-F67 F74-F76 F108 F201-F221 A03-A05 A126-A128"
+    ):
+        replays, ways, real = (_read_as(table, "few_gaps_", "") for table in (replays, ways, real))
+    if change.parameter("endtoend", "mean_gap", "A03-A05 A126-A128"):
+        real = _read_as(real, "within_mean_gap_", "within_").assign(within_tbt=real["within_mean_gap"])
     return endtoend_claims.beside_papers(replays, ways, real, _rated(change))
 
 
 def _three_traces(change: Change, base: endtoend.EndToEnd) -> pd.DataFrame:
     """FAST'25 Figs. 1 and 6 to 8, system by system."""
     decided = {
-        "mooncake": "F01-F09 F17-F19 F50-F55 F201-F203 F207-F209 F213-F215",
+        "mooncake": "F01-F09 F17-F19 F50-F55 F201-F203 F207-F209 F213-F215 F219-F221",
         "vllm": "F01-F03 F07-F10 F17-F19 F49 F204-F206 F210-F212 F216-F218",
         "vllm_prefix": "F04-F06 F50 F52 F54 F56 F57 F60 F61 F64 F65",
         "vllm_chunked": "F49 F51 F53 F55 F58 F59 F62 F63 F66 F67",
@@ -302,11 +304,10 @@ def _three_traces(change: Change, base: endtoend.EndToEnd) -> pd.DataFrame:
     return pd.concat(parts.values(), ignore_index=True)
 
 
-def _few_gaps_pass(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `EndToEnd` with the other reading of B17."""
-    begin = "few_gaps_"
+def _read_as(table: pd.DataFrame, begin: str, usual: str) -> pd.DataFrame:
+    """Rows of `EndToEnd` read otherwise: columns that begin with one text, under names with the usual one."""
     read = {name: table[name] for name in map(str, table.columns) if name.startswith(begin)}
-    return table.assign(**{name.removeprefix(begin): column for name, column in read.items()})
+    return table.assign(**{usual + name.removeprefix(begin): column for name, column in read.items()})
 
 
 def _rated(change: Change) -> pd.DataFrame:

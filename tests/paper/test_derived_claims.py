@@ -1,5 +1,7 @@
 """Claims whose number the papers do not print follow from the numbers they do print or draw."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,24 @@ def highest(dataset, system):
     return y.index[(y <= 1).cumprod().astype(bool)].max()
 
 
+def median(name):
+    """Where Mooncake's curve of effective requests crosses a half, in ms."""
+    y = points(name, "Mooncake").sort_index()
+    return np.interp(50, y, y.index)
+
+
+def within(tbt_s):
+    """The percentage of vLLM's requests within a TBT in arXiv Fig 13."""
+    y = points("arxiv_fig13_tbt_cdf", "vLLM-[20M]").sort_index()
+    return 100 * np.interp(tbt_s, y.index, y)
+
+
+def ttft(system, share):
+    """The TTFT that a share of the requests does not exceed in arXiv Fig 13."""
+    y = points("arxiv_fig13_ttft_cdf", system).sort_index()
+    return np.interp(share, y, y.index)
+
+
 def both(dataset, system):
     """The highest rate of arXiv Fig 11 at which both limits have been kept so far."""
     ttft, tbt = (
@@ -90,6 +110,14 @@ COMPUTED = {
     "A36": lambda: paper_movement()["peak_lag_s"],
     "A124": lambda: points("arxiv_fig09_load_fluctuation", "Prefill").mean() / 100,
     "A125": lambda: points("arxiv_fig09_load_fluctuation", "Decoding").mean() / 100,
+    "F219": lambda: median("fast_fig01_tbt_cdf_conversation"),
+    "F220": lambda: median("fast_fig06_tbt_cdf_toolagent"),
+    "F221": lambda: median("fast_fig07_tbt_cdf_synthetic"),
+    **{f"A{126 + i}": lambda tbt_s=tbt_s: within(tbt_s) for i, tbt_s in enumerate((0.2, 0.3, 0.5))},
+    **{
+        f"A{129 + i}": lambda system=system, share=share: ttft(system, share)
+        for i, (system, share) in enumerate(product(("Mooncake-[10P+10D]", "vLLM-[20M]"), (0.5, 0.9)))
+    },
     "A27": lambda: ratio("arxiv_fig07_store_latency", "Layer-wise", "Serialized", 128000),
     "A28": lambda: means(ARXIV, "cache-aware", "KVCache-centric"),
     "A29": lambda: means(ARXIV, "load-balancing", "KVCache-centric"),
