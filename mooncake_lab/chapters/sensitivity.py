@@ -276,7 +276,9 @@ def of_endtoend(change: Change) -> ComparisonTable:
     ways = change.run(endtoend.splits(split, range(5, 16), (host["host_s"],)), "F45 F74-F78 F108")
     twenty = replace(base, workload="arxiv", testbed="arxiv", host_s=0.0, prefill_nodes=10, decode_nodes=10)
     on_twenty = {"mooncake": "A03 A04 A06 A129 A130", "vllm": "A03 A05 A06 A126-A128 A131 A132"}
-    real = pd.concat([change.run((replace(twenty, system=name),), names) for name, names in on_twenty.items()])
+    real = pd.concat(
+        [change.run((replace(twenty, system=s),), names).assign(system=s) for s, names in on_twenty.items()]
+    )
     if change.parameter(
         "endtoend", "few_gaps_pass", "F01-F10 F45 F49 F56-F67 F74-F76 F108 F201-F221 A03-A05 A126-A128"
     ):

@@ -205,20 +205,20 @@ def beside_papers(
         _gain("S18", capacities, "strict", "Sarathi-Serve 512"),
         _gain("S53", capacities, "strict", "Sarathi-Serve 512"),
         _gain("S20", capacities, "relaxed", "Sarathi-Serve 2048"),
-        *_searched(gained),
+        *capacity_ratios(gained),
         *_machines(decode_rows, context_tokens, printed_decodes),
         claimed("S24", over_nodes["over"].iloc[0]),
         claimed("S25", overheads[512, 2048]),
-        *_ablated_claims(apart, SHIPPED_BUDGET),
+        *ideas_apart(apart, SHIPPED_BUDGET),
         *_runahead(ahead),
     ]
-    caption = _ablated_claims(apart, CAPTION_BUDGET)
+    caption = ideas_apart(apart, CAPTION_BUDGET)
     return comparison_table(
         [*rows, *(detail(row, f"token budget {CAPTION_BUDGET} of the caption") for row in caption)]
     )
 
 
-def _searched(gained: pd.DataFrame) -> Iterator[Compared]:
+def capacity_ratios(gained: pd.DataFrame) -> Iterator[Compared]:
     """Ratios of capacities: machine, limit and policy of either side."""
     chat = where(gained, workload="openchat_sharegpt4")
     searched = min(chat["requests"].tolist())
@@ -253,7 +253,7 @@ def _runahead(ahead: pd.DataFrame) -> Iterator[Compared]:
     yield claimed("K05", noise_ratio(attention_efficiency=share))
 
 
-def _ablated_claims(apart: pd.DataFrame, budget_tokens: int) -> list[Compared]:
+def ideas_apart(apart: pd.DataFrame, budget_tokens: int) -> list[Compared]:
     """What each idea of Table 4 does to the tail of TBT and to TTFT."""
     chosen = apart[apart["budget_tokens"].isin([0, budget_tokens])].set_index(["workload", "variant"])
     tbt: dict[tuple[str, str], float] = chosen["tbt_s"].to_dict()
