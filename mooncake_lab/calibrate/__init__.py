@@ -1,11 +1,11 @@
 """Fit the simulator's latency model to a server by its answers alone, and see what the simulator then predicts.
 
 Any server with OpenAI's completions or chat API can be calibrated. Clients send probes and time the tokens:
-prompts one at a time, crowds that decode together, prompts in a queue. A latency model is fitted to them. Then
-clients send requests of a trace at several rates, which the simulator predicts.
+prompts one at a time, crowds that decode together, prompts among them, prompts in a queue. A latency model is
+fitted to them. Then clients send requests of a trace at several rates, which the simulator predicts.
 """
 
-from mooncake_lab.calibrate.fit import Fitted, fits, told_apart
+from mooncake_lab.calibrate.fit import Fitted, fitted, told_apart
 from mooncake_lab.calibrate.observations import CalibrationError, Inquiry, Reply, ServedModel
 from mooncake_lab.calibrate.server import HttpServer
 from mooncake_lab.calibrate.settings import SCHEDULERS, ServerSettings, learn_settings
@@ -26,7 +26,7 @@ __all__ = [
     "ServerSettings",
     "StudyPlan",
     "conclude",
-    "fits",
+    "fitted",
     "learn_settings",
     "observe",
     "told_apart",

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.calibrate.observations import CalibrationError
-from mooncake_lab.calibrate.probes import PromptRow, Rows, StepRow
+from mooncake_lab.calibrate.probes import MixedRow, PromptRow, Rows, StepRow
 from mooncake_lab.calibrate.settings import ServerSettings
 from mooncake_lab.core import sum_in_order
 from mooncake_lab.metrics import mean
@@ -23,6 +23,8 @@ _SIGNIFICANT: Final = 4.0
 _ROUNDING: Final = 1e-14
 """Mean squared relative miss that is rounding."""
 _ROUNDS: Final = 30
+_HIDDEN: Final = tuple(k / 20 for k in range(21))
+"""Values of `Fitted.hidden` that are tried."""
 _UNKNOWN: Final = ModelShape(
     name="served model", layers=1, width=1, query_heads=1, kv_heads=1, head_width=1, ffn_width=1, vocabulary=1
 )
@@ -32,11 +34,8 @@ _SPLIT: Final = "what a prompt costs beside its tokens is not told apart from wh
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """One form of the latency model, fitted, and how far it is from the points."""
+    """A latency model that was fitted, and how far it is from the points."""
 
-    form: str
-    """`separate` workers; or in an iteration with prompts and decodes their times are `added`, or `shared`: the
-    longer one of reading the weights and computing the tokens counts."""
     model: LatencyModel
     prompt_error: float
     """Mean relative miss of prompts alone."""
@@ -44,6 +43,11 @@ class Fitted:
     """The same of decode steps."""
     untold: tuple[str, ...]
     """Sentences about terms that the data do not tell apart; they are 0."""
+    hidden: float | None = None
+    """How much of the constant part of a decode step an iteration hides behind the computing of its tokens: with 0
+    both times add up, with 1 the longer one counts. None for separate workers."""
+    mixed_error: float | None = None
+    """Mean relative miss of steps that computed a prompt beside decodes."""
 
 
 def told_apart(columns: Mapping[str, Array], measured_s: Array) -> tuple[dict[str, float], list[str]]:
@@ -87,8 +91,8 @@ def _miss(columns: Mapping[str, Array], found: Mapping[str, float], measured_s: 
     return float(((predicted / measured_s - 1) ** 2).sum())
 
 
-def fits(rows: Rows, settings: ServerSettings) -> list[Fitted]:
-    """Every form of the latency model that may be that of the server.
+def fitted(rows: Rows, settings: ServerSettings) -> Fitted:
+    """The latency model of a server.
 
     Raises:
         CalibrationError: when too little was observed.
@@ -97,10 +101,13 @@ def fits(rows: Rows, settings: ServerSettings) -> list[Fitted]:
     try:
         decode, untold = _decode(rows.steps)
         if settings.is_disaggregated:
-            return [_separate(rows, decode, untold)]
-        return [_coupled(rows, settings, decode, untold, form) for form in ("added", "shared")]
+            return _separate(rows, decode, untold)
+        tried = [
+            _coupled(rows, settings, decode, untold, hidden) for hidden in (_HIDDEN if rows.mixed else (0.0,))
+        ]
     except ValueError as error:
         raise CalibrationError(f"what was observed fits no latency model: {error}") from None
+    return min(tried, key=lambda each: each.prompt_error + (each.mixed_error or 0.0))
 
 
 def typical(rows: Rows) -> Rows:
@@ -110,10 +117,13 @@ def typical(rows: Rows) -> Rows:
     """
     prompts = defaultdict[tuple[int, int], list[float]](list)
     steps = defaultdict[tuple[int, int], list[StepRow]](list)
+    mixed = defaultdict[tuple[int, int], list[MixedRow]](list)
     for row in rows.prompts:
         prompts[row.tokens, row.reused_tokens].append(row.ttft_s)
     for row in rows.steps:
         steps[row.batch, row.prompt_tokens].append(row)
+    for row in rows.mixed:
+        mixed[row.tokens, row.batch].append(row)
     return replace(
         rows,
         prompts=[PromptRow(*lengths, median(found_s)) for lengths, found_s in prompts.items()],
@@ -125,6 +135,10 @@ def typical(rows: Rows) -> Rows:
                 prompt_tokens,
             )
             for (batch, prompt_tokens), found in steps.items()
+        ],
+        mixed=[
+            MixedRow(*lengths, median(row.context_tokens for row in found), median(row.step_s for row in found))
+            for lengths, found in mixed.items()
         ],
     )
 
@@ -157,7 +171,6 @@ def _separate(rows: Rows, decode: DecodeLatency, untold: Sequence[str]) -> Fitte
     predicted_s = whole.seconds(tokens, reused)
     error = float(np.abs(predicted_s / measured_s - 1).mean())
     return Fitted(
-        "separate",
         model,
         error,
         _step_error(rows.steps, lambda row: float(decode.step_s(row.batch, row.context_tokens))),
@@ -166,47 +179,65 @@ def _separate(rows: Rows, decode: DecodeLatency, untold: Sequence[str]) -> Fitte
 
 
 def _coupled(
-    rows: Rows, settings: ServerSettings, decode: DecodeLatency, untold: Sequence[str], form: str
+    rows: Rows, settings: ServerSettings, decode: DecodeLatency, untold: Sequence[str], hidden: float
 ) -> Fitted:
-    """A worker that does both stages, whose iterations take prompts in pieces."""
+    """A worker for both stages, whose iterations take prompts in pieces, for one value of `Fitted.hidden`."""
     alone = [row for row in rows.prompts if not row.reused_tokens]
     measured_s = np.array([row.ttft_s for row in alone])
-    most, knee, is_shared = settings.longest_piece, 0.0, form == "shared"
-    pieces = [_pieces(row.tokens, most) for row in alone]
-    further = np.array([(len(each) - 1) * decode.constant_s for each in pieces])
-    once_s = np.maximum(measured_s - (0.0 if is_shared else further), measured_s * 1e-3)
-    tokens = np.array([float(row.tokens) for row in alone])
-    found, dropped = dict[str, float](), list[str]()
-    for _ in range(_ROUNDS if is_shared else 1):  # where tokens begin to cost more than reading the weights
+    pieces = [_pieces(row.tokens, settings.longest_piece) for row in alone]
+    floor_s, constant_s = hidden * decode.constant_s, (1 - hidden) * decode.constant_s
+    per_token_s, squared_s, dropped = _of_tokens(pieces, measured_s, constant_s, floor_s)
+    hybrid = HybridLatency(
+        floor_s=floor_s,
+        constant_s=constant_s,
+        per_token_s=per_token_s,
+        per_token_squared_s=squared_s,
+        per_request_s=_of_a_request(rows.steps, decode, floor_s, per_token_s),
+        per_context_token_s=decode.per_context_token_s,
+    )
+    computed_s = np.array([_computed_s(hybrid, each) for each in pieces])
+    rest_s = max(0.0, mean((measured_s - computed_s).tolist()))
+    busy_s = [row.each_s - _computed_s(hybrid, _pieces(row.tokens, settings.longest_piece)) for row in rows.queues]
+    begin_s, elsewhere_s, more = _split(busy_s, rest_s)
+    prefill = PrefillLatency(constant_s=begin_s, per_token_s=per_token_s, per_token_squared_s=squared_s)
+    mixed_s = [begin_s + hybrid.step_s(r.tokens, 0, r.batch, round(r.context_tokens)) for r in rows.mixed]
+    if not mixed_s:
+        more.append("whether reading weights and computing tokens add up is assumed: no prompt came among decodes")
+    return Fitted(
+        _model(prefill, decode, hybrid, elsewhere_s),
+        float(np.abs((computed_s + rest_s) / measured_s - 1).mean()),
+        _step_error(rows.steps, lambda row: hybrid.step_s(0, 0, row.batch, round(row.context_tokens))),
+        (*untold, *_of_prompts(dropped, alone), *more),
+        hidden,
+        mean([abs(s / row.step_s - 1) for s, row in zip(mixed_s, rows.mixed, strict=True)]) if mixed_s else None,
+    )
+
+
+def _of_tokens(
+    pieces: Sequence[Sequence[tuple[int, int]]], measured_s: Array, constant_s: float, floor_s: float
+) -> tuple[float, float, list[str]]:
+    """What a token costs, and the square of a prompt, in iterations with a constant and a floor; what was dropped.
+
+    Below the floor tokens cost nothing, so the floor in tokens is found in rounds.
+    """
+    tokens = np.array([float(sum(new for new, _ in each)) for each in pieces])
+    further_s = np.array([(len(each) - 1) * constant_s for each in pieces])
+    once_s = np.maximum(measured_s - further_s, measured_s * 1e-3)
+    knee, found, dropped = 0.0, dict[str, float](), list[str]()
+    for _ in range(_ROUNDS if floor_s else 1):
         linear = np.array([sum_in_order(max(knee, new) for new, _ in each) for each in pieces])
         columns = {"constant_s": np.ones_like(tokens), "per_token_s": linear, "per_token_squared_s": tokens**2}
         found, dropped = told_apart(columns, once_s)
         if not found["per_token_s"]:
             break
-        knee = min(decode.constant_s / found["per_token_s"], float(min(most, tokens.max())))
-    per_token_s, floor_s = found["per_token_s"], decode.constant_s
-    hybrid = HybridLatency(
-        floor_s=floor_s if is_shared else 0.0,
-        constant_s=0.0 if is_shared else floor_s,
-        per_token_s=per_token_s,
-        per_token_squared_s=found["per_token_squared_s"],
-        per_request_s=decode.per_request_s if is_shared else max(0.0, decode.per_request_s - per_token_s),
-        per_context_token_s=decode.per_context_token_s,
-    )
-    computed_s = np.array([_computed_s(hybrid, each) for each in pieces])
-    rest_s = max(0.0, mean((measured_s - computed_s).tolist()))
-    busy_s = [row.each_s - _computed_s(hybrid, _pieces(row.tokens, most)) for row in rows.queues]
-    constant_s, elsewhere_s, more = _split(busy_s, rest_s)
-    prefill = PrefillLatency(
-        constant_s=constant_s, per_token_s=per_token_s, per_token_squared_s=hybrid.per_token_squared_s
-    )
-    return Fitted(
-        form,
-        _model(prefill, decode, hybrid, elsewhere_s),
-        float(np.abs((computed_s + rest_s) / measured_s - 1).mean()),
-        _step_error(rows.steps, lambda row: hybrid.step_s(0, 0, row.batch, round(row.context_tokens))),
-        (*untold, *_of_prompts(dropped, alone), *more),
-    )
+        knee = min(floor_s / found["per_token_s"], float(max(new for each in pieces for new, _ in each)))
+    return found["per_token_s"], found["per_token_squared_s"], dropped
+
+
+def _of_a_request(steps: Sequence[StepRow], decode: DecodeLatency, floor_s: float, per_token_s: float) -> float:
+    """What a request costs a decode step beside its token, which is paid beyond the floor only."""
+    beyond_s = [max(0.0, per_token_s * row.batch - floor_s) / row.batch for row in steps]
+    return max(0.0, decode.per_request_s - mean(beyond_s))
 
 
 def _pieces(tokens: int, most: int) -> list[tuple[int, int]]:

@@ -105,13 +105,6 @@ def throughput_per_s(run: ServedRun) -> float:
     return sum(len(reply.times_s) for reply in replies) / max(reply.times_s[-1] for reply in replies)
 
 
-def closeness(run: ServedRun, fitted: Fitted, settings: ServerSettings) -> float:
-    """The mean relative error of the mean TTFT, TBT and E2E of a run: what decides between forms of the model."""
-    real, other = measured(run), simulated(run, fitted, settings)[0]
-    means = [np.nanmean(other[:, k]) / np.nanmean(real[:, k]) for k in range(3) if not np.isnan(real[:, k]).all()]
-    return mean([abs(float(each) - 1) for each in means])
-
-
 def at_one_rate(
     runs: Sequence[ServedRun], fitted: Fitted, settings: ServerSettings, *, seed: int
 ) -> dict[str, Any]:

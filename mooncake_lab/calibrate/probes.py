@@ -1,7 +1,8 @@
-"""What is measured to fit a server: prompts alone, crowds that decode, prompts in a queue, a prompt again."""
+"""What is measured to fit a server: prompts alone and again, crowds that decode, prompts among them, a queue."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final, Literal
@@ -18,6 +19,10 @@ _SHORT: Final = 16
 _STEPS: Final = 24
 """That a whole crowd decodes together."""
 _MOST_ANSWER: Final = 512
+_AMONG: Final = (2, 8)
+"""Requests that decode while prompts come."""
+_BETWEEN: Final = 8
+"""Steps between the end of one of these prompts and the next one."""
 _LANES: Final = 3
 _QUEUED: Final = 6
 """Prompts of each of these lanes, one behind the other."""
@@ -52,6 +57,18 @@ class QueueRow:
 
 
 @dataclass(frozen=True, slots=True)
+class MixedRow:
+    """A prompt that met requests that decode: its tokens, theirs, and the step that computed both."""
+
+    tokens: int
+    batch: int
+    """Requests that decode."""
+    context_tokens: float
+    """Their cached tokens together."""
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class AgainRow:
     """A prompt that was sent twice: its tokens, both times until the first token, and tokens found again."""
 
@@ -72,6 +89,7 @@ class Rows:
 
     prompts: list[PromptRow] = field(default_factory=list[PromptRow])
     steps: list[StepRow] = field(default_factory=list[StepRow])
+    mixed: list[MixedRow] = field(default_factory=list[MixedRow])
     queues: list[QueueRow] = field(default_factory=list[QueueRow])
     again: list[AgainRow] = field(default_factory=list[AgainRow])
     spread_tokens: int = 0
@@ -82,7 +100,7 @@ class Rows:
 
 Note = Callable[[str, Reply], None]
 """Told each reply, and the phase that it belongs to."""
-Phase = Literal["warm-up", "alone", "again", "crowd", "queue"]
+Phase = Literal["warm-up", "alone", "again", "crowd", "mixed", "queue"]
 
 
 class Prober:
@@ -133,6 +151,8 @@ class Prober:
         self._alone(rows)
         self._again(rows)
         self._crowd(rows)
+        if not self._settings.is_disaggregated:  # else no step computes both
+            self._mixed(rows)
         self._queue(rows)
 
     def _alone(self, rows: Rows) -> None:
@@ -169,6 +189,29 @@ class Prober:
                 if not steps:
                     rows.skipped.append(f"a crowd of {batch} prompts of {tokens} tokens did not decode together")
                 rows.steps += steps
+
+    def _mixed(self, rows: Rows) -> None:
+        """Prompts that come while others decode: by how much they delay the tokens of these."""
+        alone_s = {row.tokens: row.ttft_s for row in rows.prompts if not row.reused_tokens}
+        step_s = median(row.step_s for row in rows.steps if row.batch == 1)
+        room = min(_MOST_ANSWER, self._settings.max_model_len - _SHORT - TEMPLATE_TOKENS)
+        for batch in _AMONG:
+            if batch > min(max(self._crowds, default=0), self._settings.max_num_seqs - 1):
+                continue
+            prompts, at_s = list[Inquiry](), batch * min(alone_s.values()) + _BETWEEN * step_s
+            for tokens in self.lengths:
+                nearest = min((abs(each - tokens), each) for each in alone_s)[1]
+                end_s = at_s + alone_s[nearest] + _BETWEEN * step_s
+                if tokens + batch > self._settings.longest_piece or end_s > room * step_s:
+                    break
+                prompts.append(self.inquiry(tokens, 1, at_s))
+                at_s = end_s
+            answer = min(room, int(at_s / step_s) + _BETWEEN)
+            lanes = [prompts, *([self.inquiry(_SHORT, answer)] for _ in range(batch))]
+            came, *decoding = self._ask("mixed", lanes)
+            rows.mixed += _delays(came, [reply for (reply,) in decoding])
+        if not rows.mixed:
+            rows.skipped.append("no prompt came while others decoded")
 
     def _long(self, batch: int) -> int | None:
         """The longest of the lengths up to 512 of which the KVCache of a crowd has room."""
@@ -227,3 +270,23 @@ def _common_steps(replies: Sequence[Reply]) -> list[StepRow]:
         gaps.append((reply.times_s[last] - reply.times_s[first]) / (last - first))
         context += reply.prompt_tokens + (first + last + 1) / 2 - 1
     return [StepRow(len(replies), context, mean(gaps), replies[0].prompt_tokens)]
+
+
+def _delays(prompts: Sequence[Reply], decoding: Sequence[Reply]) -> Iterator[MixedRow]:
+    """The step of each prompt that came while all others decoded: their usual one, and by how much they were late.
+
+    A server that computes a prompt in several steps, or in one of its own, delays the others as much.
+    """
+    for prompt in prompts:
+        late, usual, context_tokens = list[float](), list[float](), 0.0
+        for reply in decoding:
+            times_s = reply.times_s
+            first, end = bisect_right(times_s, prompt.sent_s) - 1, bisect_right(times_s, prompt.times_s[0]) + 1
+            if first < 1 or end >= len(times_s):
+                break
+            gaps_s = [later - earlier for earlier, later in itertools.pairwise(times_s)]
+            usual.append(median(gaps_s))
+            late.append(times_s[end] - times_s[first] - (end - first) * usual[-1])
+            context_tokens += reply.prompt_tokens + first + 1
+        else:
+            yield MixedRow(prompt.prompt_tokens, len(decoding), context_tokens, median(usual) + mean(late))

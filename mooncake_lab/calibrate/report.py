@@ -30,8 +30,7 @@ def as_plain(done: Calibrated, held_out: HeldOut, about: dict[str, Any]) -> dict
         "assumed": assumed,
         "saturation_requests_per_s": done.seen.saturation_per_s,
         "resets_prefix_cache": done.seen.resets_cache,
-        "form": done.fitted.form,
-        "forms": done.forms,
+        "hidden": done.fitted.hidden,
         "model": {
             "prefill": asdict(model.prefill),
             "decode": asdict(model.decode),
@@ -43,6 +42,8 @@ def as_plain(done: Calibrated, held_out: HeldOut, about: dict[str, Any]) -> dict
             "prompt_error": done.fitted.prompt_error,
             "steps": len(done.seen.rows.steps),
             "step_error": done.fitted.step_error,
+            "mixed": len(done.seen.rows.mixed),
+            "mixed_error": done.fitted.mixed_error,
         },
         "notes": list(done.notes),
         "rates": list(done.rates),
@@ -72,8 +73,13 @@ def lines(plain: dict[str, Any]) -> Iterator[str]:
     fit = plain["fit"]
     yield (
         f"fit: {fit['prompts']} prompts, mean error {fit['prompt_error']:.1%}; {fit['steps']} times of steps,"
-        f" {fit['step_error']:.1%}; form: {plain['form']}"
+        f" {fit['step_error']:.1%}"
     )
+    if fit["mixed_error"] is not None:
+        yield (
+            f"prompts among decodes: {fit['mixed']} times, {fit['mixed_error']:.1%}; an iteration hides"
+            f" {plain['hidden']:.0%} of {_ms(decode['constant_s'])} behind the computing of its tokens"
+        )
     for note in plain["notes"]:
         yield f"note: {note}"
     if plain["saturation_requests_per_s"] is not None:
@@ -103,7 +109,7 @@ _HEADINGS: Final = (
 
 def _constant_s(plain: dict[str, Any]) -> float:
     model = plain["model"]
-    hybrid_s = model["hybrid"]["constant_s"] if plain["form"] != "separate" else 0.0
+    hybrid_s = model["hybrid"]["constant_s"] if plain["hidden"] is not None else 0.0
     return model["prefill"]["constant_s"] + model["elsewhere_s"] + hybrid_s
 
 

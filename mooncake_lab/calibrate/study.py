@@ -2,22 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import Any, Final
 
-from mooncake_lab.calibrate.fit import Fitted, fits
+from mooncake_lab.calibrate.fit import Fitted, fitted
 from mooncake_lab.calibrate.observations import CalibrationError, Reply, ServedModel
-from mooncake_lab.calibrate.prediction import ServedRun, at_one_rate, closeness
+from mooncake_lab.calibrate.prediction import ServedRun, at_one_rate
 from mooncake_lab.calibrate.probes import Prober, Rows
 from mooncake_lab.calibrate.settings import ServerSettings
 from mooncake_lab.calibrate.workload import HeldOut
 
-_OPEN_SHARE: Final = 0.6
-"""Of saturation: the open loop that decides between forms of the model."""
 _LATE_S: Final = 0.05
 """A request that is sent so much after its time is worth a note."""
-_ALIKE: Final = 0.02
-"""Forms whose errors differ by less are not told apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +48,6 @@ class Observed:
 
     rows: Rows = field(default_factory=Rows)
     saturation_per_s: float | None = None
-    open_loops: list[ServedRun] = field(default_factory=list[ServedRun])
     held_out: list[ServedRun] = field(default_factory=list[ServedRun])
     resets_cache: bool | None = None
     """Whether the server can be told to empty its cache of prefixes."""
@@ -88,8 +82,6 @@ def observe(
             if seen.saturation_per_s is None:
                 told("saturation", None, len(held_out.slices[0]))
                 seen.saturation_per_s = runs.saturation_per_s()
-            told(f"{of_round}: open loop", None, len(held_out.slices[0]))
-            seen.open_loops.append(runs.serve(0, _OPEN_SHARE, seen.saturation_per_s))
             for share in plan.shares:
                 told(f"{of_round}: {share:g} of saturation", None, len(held_out.slices[1]))
                 seen.held_out.append(runs.serve(1, share, seen.saturation_per_s))
@@ -158,8 +150,6 @@ class Calibrated:
     seen: Observed
     settings: ServerSettings
     fitted: Fitted
-    forms: dict[str, float]
-    """The error of each form of the model in the open loop; empty where none was observed."""
     notes: tuple[str, ...]
     rates: tuple[dict[str, Any], ...]
     """By rate, see `prediction.at_one_rate`."""
@@ -174,15 +164,7 @@ def conclude(seen: Observed, settings: ServerSettings, plan: StudyPlan) -> Calib
     if not seen.rows.prompts or not seen.rows.steps:
         raise CalibrationError("nothing was observed that could be fitted; let the first probes end")
     settings, notes = _with_prefixes(seen.rows, settings)
-    candidates = fits(seen.rows, settings)
-    forms = {
-        each.form: median(closeness(run, each, settings) for run in seen.open_loops)
-        for each in (candidates if seen.open_loops else ())
-    }
-    best = min(candidates, key=lambda each: (forms.get(each.form, 0.0), each.prompt_error + each.step_error))
-    if len(forms) > 1 and max(forms.values()) - min(forms.values()) < _ALIKE:
-        shown = " and ".join(f"{error:.1%} ({form})" for form, error in forms.items())
-        notes.append(f"whether prompts and decodes of an iteration add up or share it is not told apart: {shown}")
+    best = fitted(seen.rows, settings)
     rates = [
         at_one_rate(runs, best, settings, seed=plan.seed)
         for share in dict.fromkeys(run.share for run in seen.held_out)
@@ -194,7 +176,6 @@ def conclude(seen: Observed, settings: ServerSettings, plan: StudyPlan) -> Calib
         seen=seen,
         settings=settings,
         fitted=best,
-        forms=forms,
         notes=(*best.untold, *notes),
         rates=tuple(rates),
     )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mooncake_lab.calibrate import ServerSettings, fits, told_apart
+from mooncake_lab.calibrate import ServerSettings, fitted, told_apart
 from mooncake_lab.calibrate.probes import PromptRow, QueueRow, Rows, StepRow
 
 SEPARATE = ServerSettings(scheduler="disaggregated", max_num_batched_tokens=1)
@@ -45,7 +45,7 @@ def rounds(count, spoilt=None):
 @pytest.mark.parametrize("spoilt", [None, 1])
 def test_one_disturbed_round_of_three_decides_nothing(spoilt):
     """The fit is the same whether a round's tokens came at once or not."""
-    (found,) = fits(rounds(3, spoilt), SEPARATE)
+    found = fitted(rounds(3, spoilt), SEPARATE)
     decode = found.model.decode
     assert (decode.constant_s, decode.per_request_s, decode.per_context_token_s) == pytest.approx(
         (5e-3, 2e-4, 1e-6), rel=1e-6

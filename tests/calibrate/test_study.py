@@ -44,13 +44,13 @@ def test_separate_stages_are_found_again(elsewhere_s):
     assert np.abs(errors).max() < 1e-6
 
 
-@pytest.mark.parametrize("form", ["added", "shared"])
-def test_one_worker_for_both_stages_is_found_again(form):
-    """Its costs are found, and the open loop tells whether reading weights and computing tokens add up."""
-    server = VirtualServer(shared=form == "shared", elsewhere_s=0.01)
+@pytest.mark.parametrize("hidden", [0.0, 0.35, 1.0])
+def test_one_worker_for_both_stages_is_found_again(hidden):
+    """Its costs are found, and how much of reading the weights an iteration hides behind computing its tokens."""
+    server = VirtualServer(hidden=hidden, elsewhere_s=0.01)
     done = calibrated(server)
     model = done.fitted.model
-    assert done.fitted.form == form
+    assert done.fitted.hidden == pytest.approx(hidden)
     assert model.hybrid.per_token_s == pytest.approx(server.token_s, rel=0.02)
     assert model.prefill.constant_s + model.schedule_s == pytest.approx(server.prompt_s + 0.01, rel=0.05)
     assert model.schedule_s == pytest.approx(0.01, rel=0.1)

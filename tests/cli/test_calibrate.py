@@ -43,7 +43,7 @@ def test_everything_is_in_the_json_and_on_the_page(trace, tmp_path):
     with opened(metrics=told) as double:
         done = calibrate(double.url, trace, "--json", "--html", tmp_path / "page.html", "--max-num-seqs", 8)
         assert done.exit_code == 0, done.stderr
-        assert double.resets == 1 + 2 * 3
+        assert double.resets == 1 + 2 * 2
     found = json.loads(done.stdout)
     assert [rate["share"] for rate in found["rates"]] == [0.5, 0.9]
     for rate in found["rates"]:

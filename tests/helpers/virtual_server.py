@@ -27,8 +27,9 @@ class VirtualServer:
 
     Where stages are `separate`, one worker computes a prompt of n tokens in `prompt_s + token_s n`, one at a time,
     and another a step of k requests in `step_s + request_s k`. Else one worker computes both in an iteration of
-    `prompt_s` for each prompt that begins, `request_s k`, and `step_s` and `token_s` for each token, added or the
-    larger one; running requests go first, and prompts are cut to `most_tokens`.
+    `prompt_s` for each prompt that begins, `request_s k`, and `step_s` and `token_s` for each token: of `step_s`,
+    the part that is `hidden` counts only as far as it is longer than the tokens. Running requests go first, and
+    prompts are cut to `most_tokens`.
     """
 
     prompt_s: float = 4.13e-3
@@ -37,7 +38,7 @@ class VirtualServer:
     request_s: float = 2.03e-4
     elsewhere_s: float = 0.0
     separate: bool = False
-    shared: bool = False
+    hidden: float = 0.0
     most_tokens: int = 2048
     takes_token_ids = True
     asked: int = 0
@@ -123,8 +124,8 @@ class _CoupledRun(_Run):
         tokens = sum(count for _, count in plan)
         decodes = sum(not one.left for one, _ in plan)
         begun = sum(one.left > 0 and not one.computed for one, _ in plan)
-        linear = server.token_s * tokens
-        linear = max(server.step_s, linear) if server.shared else server.step_s + linear
+        hidden_s = server.hidden * server.step_s
+        linear = server.step_s - hidden_s + max(hidden_s, server.token_s * tokens)
         return begun * server.prompt_s + linear + server.request_s * decodes
 
 
