@@ -18,7 +18,7 @@ _LONGEST: Final = 2048
 _SHORT: Final = 16
 _STEPS: Final = 24
 """That a whole crowd decodes together."""
-_MOST_ANSWER: Final = 512
+_MOST_ANSWER: Final = 1024
 _AMONG: Final = (2, 8)
 """Requests that decode while prompts come."""
 _BETWEEN: Final = 8
