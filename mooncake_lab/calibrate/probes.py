@@ -161,6 +161,11 @@ class Prober:
             rows.prompts.append(PromptRow(reply.prompt_tokens, reply.cached_tokens or 0, reply.ttft_s))
             rows.spread_tokens += reply.spread_tokens
             rows.steps += _common_steps([reply])
+        if not rows.steps:
+            raise CalibrationError(
+                "the tokens of an answer come all at once, or without text: no step can be timed; a server that"
+                " streams tokens is needed, and a model whose tokens have a text"
+            )
 
     def _again(self, rows: Rows) -> None:
         """The longest prompt and a shorter one twice: whether and at what cost a prefix is found."""

@@ -167,6 +167,8 @@ def _described(connection: ServerConnection, model: str | None) -> dict[str, Any
         found = msgspec.json.decode(body, type=_Models).data
     except msgspec.MsgspecError as error:
         raise CalibrationError(f"{connection.url} has a list of models that is none: {error}") from None
+    if model is not None and not found:  # some servers list nothing before the first request
+        return {"id": model}
     names = [each.get("id") for each in found]
     chosen = next((each for each in found if model in {None, each.get("id")}), None)
     if chosen is None or not isinstance(chosen.get("id"), str):

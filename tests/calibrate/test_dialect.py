@@ -122,3 +122,11 @@ def test_what_is_no_answer_is_one_sentence(fault, faults_from):
             ask(double, **patience)
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 400
+
+
+def test_a_server_that_lists_nothing_is_asked_for_the_named_model():
+    """`transformers serve` lists a model only once it was loaded."""
+    with opened(lists=()) as double:
+        assert HttpServer(double.url, model="double").dialect.model == "double"
+        with pytest.raises(CalibrationError, match="serves no model None"):
+            HttpServer(double.url)

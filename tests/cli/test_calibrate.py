@@ -90,6 +90,7 @@ def test_the_table_has_a_line_for_each_number(trace):
         ({"fault": "stall", "faults_from": 12}, ("--timeout", 1), "sent nothing for 1 s"),
         ({"forms": ("text",), "says_usage": False}, (), "does not say in `usage`"),
         ({"forms": ()}, (), "answers no form of completion"),
+        ({"tokens_an_event": 1000}, (), "come all at once, or without text"),
         ({"metrics": 'mooncake_workers{role="coupled"} 2.0\n'}, (), "has 2 coupled workers"),
         ({}, ("--model", "other"), "serves no model 'other'"),
         ({}, ("--num-prompts", 7), "14 are needed"),

@@ -24,6 +24,8 @@ class Double:
     tokens_a_word: int = 2
     metrics: str = ""
     described: dict = field(default_factory=dict)
+    lists: tuple = ("double",)
+    """Its models."""
     fault: str | None = None
     """What goes wrong with completions, see `Handler.go_wrong`."""
     faults_from: int = 0
@@ -64,7 +66,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         double = self.server.double
         if self.path == "/v1/models":
-            self.answer(200, {"object": "list", "data": [{"id": "double", **double.described}]})
+            self.answer(
+                200, {"object": "list", "data": [{"id": name, **double.described} for name in double.lists]}
+            )
         elif self.path == "/metrics" and double.metrics:
             self.answer(200, double.metrics.encode(), "text/plain")
         else:
