@@ -48,16 +48,16 @@ help: ## List the targets
 # the chapters in a make of their own: in a parallel one they would begin before the traces are there
 book: playground book-traces ## Execute the chapters and render the book; ends with the path to open [SCALE SEED OFFLINE]
 	@$(MAKE) notebooks
-	@$(BIN)/python -m mooncake_lab.batch.statements book $(if $(REQUIRE_RECORD),--require-record)
-	@$(BIN)/python -m mooncake_lab.batch.render book
+	@$(BIN)/python -m mooncake_lab.book.rendering.statements book $(if $(REQUIRE_RECORD),--require-record)
+	@$(BIN)/python -m mooncake_lab.book.rendering.render book
 
 # before the chapters, which take minutes: what cannot be fetched is said at once
 playground: $(ENV)
-	@$(BIN)/python -m mooncake_lab.playground.assets book/_static/playground --cache build/pyodide $(if $(filter-out 0,$(OFFLINE)),--offline)
+	@$(BIN)/python -m mooncake_lab.book.playground.assets book/_static/playground --cache build/pyodide $(if $(filter-out 0,$(OFFLINE)),--offline)
 
 # at most 20 s, and never an error: where they cannot be fetched, the book uses twins
 book-traces: $(ENV)
-	@$(BIN)/python -m mooncake_lab.batch.fetch data/traces $(if $(filter-out 0,$(OFFLINE)),--offline)
+	@$(BIN)/python -m mooncake_lab.book.rendering.fetch data/traces $(if $(filter-out 0,$(OFFLINE)),--offline)
 
 notebooks: $(ENV) build/kernels ## Execute the chapters that changed, in parallel [SCALE SEED]
 	@$(BIN)/mooncake-lab batch --scale $(SCALE) --seed $(SEED)
@@ -110,7 +110,7 @@ screenshots: book ## Picture every page, light, dark and on a phone, into tests/
 	@echo "Look at tests/site/screenshots"
 
 readme: book ## Write the results in the README from the book's numbers
-	@$(BIN)/python -m mooncake_lab.paper.pages README.md book/_generated
+	@$(BIN)/python -m mooncake_lab.book.paper.pages README.md book/_generated
 
 serve-book: book ## Serve the built book on this machine, with search [PORT]
 	@echo "http://127.0.0.1:$(PORT)  (Ctrl-C ends it)"

@@ -42,7 +42,7 @@ from http_servers import (
 from peer_environments import SCRIPTS, environment
 from speed import ROOT, provenance
 
-from mooncake_lab.chapters.endtoend.gain import (
+from mooncake_lab.book.chapters.endtoend.gain import (
     BLOCK_TOKENS,
     CHUNK_TOKENS,
     MAX_REQUESTS,

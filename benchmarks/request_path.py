@@ -37,10 +37,10 @@ from urllib.request import urlopen
 import typer
 
 import mooncake_lab
+from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import Request, TracedRequest
 from mooncake_lab.simulation import Cluster
-from mooncake_lab.testbeds import paper_node_latency
 
 ROOT = Path(mooncake_lab.__file__).parent
 MODEL = "random:lab-tiny"

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from mooncake_lab.chapters.endtoend.gain import latency_model
+from mooncake_lab.book.chapters.endtoend.gain import latency_model
 from mooncake_lab.conductor import (
     ClusterView,
     DecodeView,

@@ -24,11 +24,11 @@ import msgspec
 import simpy
 import typer
 
+from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.cluster import COUPLED_SYSTEMS, ClusterSpec
 from mooncake_lab.core import SLO, TracedRequest, rare_collections
 from mooncake_lab.metrics import RunningSummary, run_summary
 from mooncake_lab.simulation import Cluster
-from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload import Trace, load
 
 

@@ -40,7 +40,7 @@ def test_the_installed_package_is_the_one_that_runs(installed, tmp_path):
 
 def test_it_carries_the_papers_numbers(installed, tmp_path):
     """Every claim and every curve can be read."""
-    code = "from mooncake_lab.paper import claims, data_dir, curve; print(len(claims()), data_dir())"
+    code = "from mooncake_lab.book.paper import claims, data_dir, curve; print(len(claims()), data_dir())"
     count, folder = run(installed, tmp_path, code).split(" ", 1)
     assert int(count) > 90
     assert folder.startswith(str(installed))

@@ -11,7 +11,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = sorted((ROOT / "mooncake_lab").rglob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "book").glob("*.md"))]
 RUNNING = {"README.md", "intro.md", "run.md", "gpu.md", "teach.md", "cluster.md", "serve.md"}
-REFERRING = ("mooncake_lab/figures/static/*.js", "benchmarks/**/*.py", "benchmarks/*.md", "notebooks/**/*.ipynb")
+REFERRING = (
+    "mooncake_lab/book/figures/static/*.js",
+    "benchmarks/**/*.py",
+    "benchmarks/*.md",
+    "notebooks/**/*.ipynb",
+)
 HARD_LIMIT_FUNCTION_LINES = 50
 
 

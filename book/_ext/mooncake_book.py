@@ -21,7 +21,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from mooncake_lab.batch.provenance import read_provenance
+from mooncake_lab.book.rendering.provenance import read_provenance
 
 GENERATED = "book/chapters/"
 SOURCES = "notebooks/"

@@ -17,15 +17,15 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from mooncake_lab.batch.chapters import Chapter, chapter, figure_data, life_strip, tables, verdict_counts
-from mooncake_lab.batch.expressions import Records
-from mooncake_lab.batch.plan import topic_of
-from mooncake_lab.batch.provenance import read_provenance
-from mooncake_lab.batch.written_for import found_besides, written_for_twins
-from mooncake_lab.paper import headlines, scorecard
-from mooncake_lab.paper.comparison import VERDICT_CLASSES
-from mooncake_lab.paper.pages import counted
-from mooncake_lab.paper.scorecard import chapter_number
+from mooncake_lab.book.paper import headlines, scorecard
+from mooncake_lab.book.paper.comparison import VERDICT_CLASSES
+from mooncake_lab.book.paper.pages import counted
+from mooncake_lab.book.paper.scorecard import chapter_number
+from mooncake_lab.book.rendering.chapters import Chapter, chapter, figure_data, life_strip, tables, verdict_counts
+from mooncake_lab.book.rendering.expressions import Records
+from mooncake_lab.book.rendering.plan import topic_of
+from mooncake_lab.book.rendering.provenance import read_provenance
+from mooncake_lab.book.rendering.written_for import found_besides, written_for_twins
 from mooncake_lab.workload import RELEASES
 
 CHAPTERS = "chapters"

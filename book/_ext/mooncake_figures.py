@@ -12,7 +12,7 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from mooncake_lab.figures.embed import inlined
+from mooncake_lab.book.figures.embed import inlined
 
 DRAWN = "jupyter_execute"
 """The folder of `_build` for what chapters draw."""

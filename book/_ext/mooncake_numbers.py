@@ -14,7 +14,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.environment.collectors.toctree import TocTreeCollector
 
-from mooncake_lab.paper.scorecard import chapter_number
+from mooncake_lab.book.paper.scorecard import chapter_number
 
 CHAPTERS = "chapters"
 AFTER_THE_COLLECTORS = 900

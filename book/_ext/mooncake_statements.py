@@ -11,9 +11,9 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from mooncake_lab.batch.expressions import Records
-from mooncake_lab.batch.provenance import read_provenance
-from mooncake_lab.batch.statements import told_page
+from mooncake_lab.book.rendering.expressions import Records
+from mooncake_lab.book.rendering.provenance import read_provenance
+from mooncake_lab.book.rendering.statements import told_page
 
 RECORDS = "_generated"
 STATEMENTS = "statements"

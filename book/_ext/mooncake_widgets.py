@@ -9,7 +9,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from mooncake_lab.figures.embed import STATIC
+from mooncake_lab.book.figures.embed import STATIC
 
 SHARED = re.compile(r'<(script|style) data-shared="([\w.]+)">.*?</\1>', re.DOTALL)
 STYLE = "widgets.css"

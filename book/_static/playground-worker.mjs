@@ -19,7 +19,7 @@ async function start() {
   for (const wheel of manifest.wheels) pyodide.unpackArchive(await fetched(wheel), "wheel");
   pyodide.unpackArchive(await fetched("mooncake_lab.zip"), "zip", { extractDir: "/package" });
   pyodide.runPython("import sys; sys.path.insert(0, '/package')");
-  const { Simulator } = pyodide.pyimport("mooncake_lab.playground.simulator");
+  const { Simulator } = pyodide.pyimport("mooncake_lab.book.playground.simulator");
   return { pyodide, manifest, simulator: Simulator(await text("nodes.json")) };
 }
 

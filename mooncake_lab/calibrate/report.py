@@ -6,10 +6,10 @@ from html import escape
 from string import Template
 from typing import Any, Final
 
+from mooncake_lab.book.figures.colours import DARK, FRAME, PAPERS, css_property
+from mooncake_lab.book.figures.embed import inlined
 from mooncake_lab.calibrate.study import Calibrated
 from mooncake_lab.calibrate.workload import HeldOut
-from mooncake_lab.figures.colours import DARK, FRAME, PAPERS, css_property
-from mooncake_lab.figures.embed import inlined
 
 
 def as_plain(done: Calibrated, held_out: HeldOut, about: dict[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from mooncake_lab.book.figures import style
+from mooncake_lab.book.figures.colours import COLOURS
 from mooncake_lab.calibrate.prediction import QUANTITIES
-from mooncake_lab.figures import style
-from mooncake_lab.figures.colours import COLOURS
 
 _MOST_POINTS: Final = 1500
 """Of all panels: a point that is no picture takes the colours of the page, and some bytes."""

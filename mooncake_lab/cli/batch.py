@@ -9,13 +9,13 @@ import msgspec
 import typer
 from rich.console import Console
 
-from mooncake_lab.batch import NotebookJob, Outcome, plan, run, write_provenance
-from mooncake_lab.batch.expressions import Records
-from mooncake_lab.batch.plan import Point, Value, executed_with, points, topic_of, values
-from mooncake_lab.batch.provenance import found_traces, surroundings_digest
-from mooncake_lab.batch.report import recorded, rows, verdicts, write_gallery, write_tables
-from mooncake_lab.batch.run import PROCESSES, check_executor
-from mooncake_lab.batch.statements import put_prose
+from mooncake_lab.book.rendering import NotebookJob, Outcome, plan, run, write_provenance
+from mooncake_lab.book.rendering.expressions import Records
+from mooncake_lab.book.rendering.plan import Point, Value, executed_with, points, topic_of, values
+from mooncake_lab.book.rendering.provenance import found_traces, surroundings_digest
+from mooncake_lab.book.rendering.report import recorded, rows, verdicts, write_gallery, write_tables
+from mooncake_lab.book.rendering.run import PROCESSES, check_executor
+from mooncake_lab.book.rendering.statements import put_prose
 from mooncake_lab.cli.options import Json, at_least, fail, failing
 from mooncake_lab.core import check_scale
 

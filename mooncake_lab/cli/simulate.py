@@ -267,8 +267,8 @@ def _node(node: str, model: str, ssd_gb_per_s: float | None, testbed: str | None
     Raises:
         typer.BadParameter: when node or model is unknown, or the SSD is faster than the node allows.
     """
-    from mooncake_lab.testbeds import arxiv_testbed_latency
-    from mooncake_lab.testbeds.nodes import device_tokens, node_latency
+    from mooncake_lab.book.testbeds import arxiv_testbed_latency
+    from mooncake_lab.book.testbeds.nodes import device_tokens, node_latency
 
     try:
         known = arxiv_testbed_latency() if testbed == "arxiv" else node_latency(node, model)

@@ -9,7 +9,7 @@ import typer
 
 from mooncake_lab.bench.soak import FAULTS, Soak, SoakReport
 from mooncake_lab.bench.soak_process import POOLS
-from mooncake_lab.chapters.store.replay import replay
+from mooncake_lab.book.chapters.store.replay import replay
 from mooncake_lab.cli import group
 from mooncake_lab.cli.options import (
     LARGEST,

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
+from mooncake_lab.book.paper.claims import Claim, Verdict, Yardstick
+from mooncake_lab.book.paper.comparison import band_text, number_text
+from mooncake_lab.book.paper.evidence import Basis, sensitivity
+from mooncake_lab.book.paper.scorecard import NOT_EXECUTED, Scorecard, Scored, scorecard
 from mooncake_lab.cli.options import Json, fail, failing
-from mooncake_lab.paper.claims import Claim, Verdict, Yardstick
-from mooncake_lab.paper.comparison import band_text, number_text
-from mooncake_lab.paper.evidence import Basis, sensitivity
-from mooncake_lab.paper.scorecard import NOT_EXECUTED, Scorecard, Scored, scorecard
 
 _SIDES: Final[Mapping[str, str]] = MappingProxyType(
     {"above": "above", "at_least": "at least", "below": "below", "at_most": "at most"}

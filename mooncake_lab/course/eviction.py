@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from mooncake_lab.chapters.store.replay import Requests, replay
+from mooncake_lab.book.chapters.store.replay import Requests, replay
 from mooncake_lab.core import BlockKey
 from mooncake_lab.course import PolicyFindings, contract, examine, require
 from mooncake_lab.store import (

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooncake_lab.book.paper import claimed, claims
+from mooncake_lab.book.paper.comparison import band_text, number_text
+from mooncake_lab.book.paper.scorecard import Scored
 from mooncake_lab.cli.verdicts import why, yardstick_in_words
-from mooncake_lab.paper import claimed, claims
-from mooncake_lab.paper.comparison import band_text, number_text
-from mooncake_lab.paper.scorecard import Scored
 
 JUDGED = [each for each in claims() if each.reach == "here"]
 

@@ -6,9 +6,9 @@ import math
 import pytest
 from typer.testing import CliRunner
 
+from mooncake_lab.book.paper import claim, claimed, claims, comparison_table, detail
+from mooncake_lab.book.paper.scorecard import scorecard
 from mooncake_lab.cli import app
-from mooncake_lab.paper import claim, claimed, claims, comparison_table, detail
-from mooncake_lab.paper.scorecard import scorecard
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_lab.batching import CHUNKED_POLICIES, named_policy
+from mooncake_lab.book.paper import assumption
 from mooncake_lab.cluster import COUPLED_SYSTEMS, ClusterSpec, CoupledPool, DecodePool, PrefillPool
 from mooncake_lab.conductor import FewestRequests, KVCacheCentric, LoadBalance
-from mooncake_lab.paper import assumption
 
 COUNTS = {
     PrefillPool: ("nodes", "prefill_group", "chunk_tokens", "cache_tokens", "max_batch_tokens"),

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import ClusterView, DecodeView, LatencyEstimator, PrefillView
 from mooncake_lab.conductor.placement import PLACEMENT_POLICIES, FewestRequests, LeastTokens, named_placement
 from mooncake_lab.core import Placed, Request, TracedRequest
 from mooncake_lab.simulation import Cluster
-from mooncake_lab.testbeds import paper_node_latency
 
 REQUEST = Request(id=0, arrival_s=0.0, input_tokens=600, block_keys=(1, 2))
 BELIEF = LatencyEstimator(paper_node_latency())

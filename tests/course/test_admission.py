@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.conductor import ADMISSION_POLICIES, AdmitAll, EarlyRejection, Rejection
 from mooncake_lab.course.admission import ADMISSION_LAWS, check_admission, crowd, goodput
-from mooncake_lab.testbeds import paper_node_latency
 
 
 @pytest.fixture(scope="module")

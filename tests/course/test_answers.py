@@ -8,6 +8,7 @@ from statistics import mean, variance
 import pytest
 from submissions import SOURCES, hand_in, needs_confinement
 
+from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.conductor import EarlyRejection
 from mooncake_lab.course.admission import goodput
 from mooncake_lab.course.grading.cells import prepare
@@ -16,7 +17,6 @@ from mooncake_lab.course.grading.grade import ASSIGNMENTS, grade
 from mooncake_lab.course.grading.remote import Submission, SubmissionError
 from mooncake_lab.course.grading.scheduling_assignments import LADDER, rung
 from mooncake_lab.course.grading.task import HiddenDraw
-from mooncake_lab.testbeds import paper_node_latency
 
 PATIENT = Allowance(reply_s=60, wall_s=600)
 pytestmark = needs_confinement

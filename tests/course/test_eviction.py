@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from mooncake_lab.chapters.store.replay import replay
+from mooncake_lab.book.chapters.store.replay import replay
 from mooncake_lab.course.eviction import check_policy, shared_prefix_requests
 from mooncake_lab.store import EVICTION_POLICIES, NothingToEvictError
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.conductor import KVCacheCentric, LatencyEstimator
 from mooncake_lab.course.grading.cells import prepare
 from mooncake_lab.course.grading.scheduling_assignments import _seen
-from mooncake_lab.testbeds import paper_node_latency
 
 SOURCE = Path(__file__).parents[2] / "notebooks" / "assignments" / "placement.ipynb"
 

@@ -25,7 +25,7 @@ def figures_as_images(page):
     """The page with nothing inside its figures, which are images to a screen reader.
 
     They are most of a chapter's elements, and axe looks at each. The contrast of their letters is checked
-    by `tests/figures`, not by axe.
+    by `tests/book/figures`, not by axe.
     """
     page.evaluate(EMPTY_FIGURES)
     yield

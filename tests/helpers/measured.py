@@ -12,8 +12,8 @@ import pytest
 from gpu import main
 
 from mooncake_lab.bench.machine import measure_peaks
-from mooncake_lab.chapters.stages.experiment import MeasuredStages
-from mooncake_lab.experiments import run
+from mooncake_lab.book.chapters.stages.experiment import MeasuredStages
+from mooncake_lab.book.experiments import run
 
 small_peaks = partial(measure_peaks, side=64, copy_bytes=1 << 16)
 """Rates of products and arrays so small that they say nothing of the machine."""

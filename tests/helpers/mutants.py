@@ -45,7 +45,7 @@ CONTRACTS = {
     "conductor": ["tests/contract/test_placement_policies.py"],
     "store": ["tests/contract/test_storage_backends.py", "tests/contract/test_eviction_policies.py"],
 }
-PACKAGES = ("paper", "perf", "metrics", "store", "batching", "conductor", "cluster")
+PACKAGES = ("book/paper", "perf", "metrics", "store", "batching", "conductor", "cluster")
 OPERATORS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,

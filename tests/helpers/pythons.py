@@ -32,14 +32,14 @@ LIBRARIES = (
 
 TESTS = (
     "tests/core", "tests/perf", "tests/workload", "tests/store", "tests/batching", "tests/conductor",
-    "tests/cluster", "tests/simulation", "tests/metrics", "tests/paper", "tests/testbeds", "tests/contract",
-    "tests/properties", "tests/playground", "tests/cli/test_simulate.py", "tests/cli/test_trace.py",
-    "tests/calibrate", "tests/cli/test_cache.py",
+    "tests/cluster", "tests/simulation", "tests/metrics", "tests/book/paper", "tests/book/testbeds",
+    "tests/contract", "tests/properties", "tests/book/playground", "tests/calibrate", "tests/cli/test_simulate.py",
+    "tests/cli/test_trace.py", "tests/cli/test_cache.py",
 )  # fmt: skip
 """The tests of packages that compute results without torch."""
 LEFT_OUT = {
-    "tests/testbeds/test_sarathi_serve.py": "compares with tables of chapter 6, which imports the engine",
-    "tests/paper/test_pages.py": "asks `mooncake-lab doctor` for the device of torch",
+    "tests/book/testbeds/test_sarathi_serve.py": "compares with tables of chapter 6, which imports the engine",
+    "tests/book/paper/test_pages.py": "asks `mooncake-lab doctor` for the device of torch",
 }
 """Files below those that need torch, and why."""
 

@@ -26,7 +26,7 @@ from own_clusters import Machine, Placement, PrefillPool, Served, printed
 from own_overload import Limits, Overloaded, length_biased_mean
 from own_traces import Job
 
-from mooncake_lab import paper
+from mooncake_lab.book import paper
 
 RECORDS = Path(__file__).parents[2] / "book" / "_generated"
 """Where `make book` leaves the chapters' numbers."""

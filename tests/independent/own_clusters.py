@@ -18,7 +18,7 @@ import numpy as np
 from own_caches import Lru
 from own_traces import BLOCK, Job
 
-from mooncake_lab import paper
+from mooncake_lab.book import paper
 
 
 def printed(name: str) -> float:

@@ -13,7 +13,7 @@ from statistics import mean, median
 
 import numpy as np
 
-from mooncake_lab import paper
+from mooncake_lab.book import paper
 
 # --- SARATHI: LLaMA-13B on an A6000, milliseconds ---
 

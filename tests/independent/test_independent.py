@@ -18,7 +18,7 @@ from own_caches import Lru
 from own_clusters import DecodeNode, Machine, PrefillPool, Served, Vllm, everywhere, prefilled, slower
 from own_traces import Job, spread
 
-from mooncake_lab import paper
+from mooncake_lab.book import paper
 
 HERE = Path(__file__).parent
 SCRIPTS = sorted(path for path in HERE.glob("*.py") if not path.name.startswith("test_"))
@@ -56,7 +56,7 @@ def test_it_shares_only_readers_with_the_package(path):
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_of_the_printed_numbers_it_reads_no_verdict(path):
-    """Of `mooncake_lab.paper` the scripts use facts, curves and constants, and no judgement."""
+    """Of `mooncake_lab.book.paper` the scripts use facts, curves and constants, and no judgement."""
     used = {
         node.attr
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -137,9 +137,9 @@ def test_arrivals_are_spread_within_their_tick():
 @pytest.fixture(scope="session")
 def at_once():
     """Rows of the chapters that compute their comparison in a moment, by claim."""
-    from mooncake_lab.chapters.piggyback import experiment, model
-    from mooncake_lab.chapters.stages.model import beside_papers
-    from mooncake_lab.testbeds.nodes import calibrate_paper_node
+    from mooncake_lab.book.chapters.piggyback import experiment, model
+    from mooncake_lab.book.chapters.stages.model import beside_papers
+    from mooncake_lab.book.testbeds.nodes import calibrate_paper_node
 
     tables = (
         beside_papers(calibrate_paper_node()),

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mooncake_lab.batch import plan, run
-from mooncake_lab.batch.notebook import read_notebook
+from mooncake_lab.book.rendering import plan, run
+from mooncake_lab.book.rendering.notebook import read_notebook
 
 ROOT = Path(__file__).parents[2]
 

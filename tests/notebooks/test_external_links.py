@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from mooncake_lab.batch.notebook import read_notebook
+from mooncake_lab.book.rendering.notebook import read_notebook
 
 LINK = re.compile(r"https?://[^\s<>\"'`|\\^{}()\[\]]+")
 LOOPBACK = {"127.0.0.1", "localhost"}

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from mooncake_lab.batch.notebook import Cell, Notebook, read_notebook
+from mooncake_lab.book.rendering.notebook import Cell, Notebook, read_notebook
 
 LISTING = re.compile(r"^(`{3,})(\w+)[ ]*\n(.*?)^\1[ ]*$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(?<![`}\w])`([^`]+)`(?!`)")
@@ -43,7 +43,7 @@ def test_code_in_prose_uses_names_of_the_chapter(chapter):
 )
 def test_a_name_that_is_nowhere_is_found(prose, unknown):
     """The check sees listings and inline code, listings inside directives, and attributes of modules."""
-    code = "from mooncake_lab.chapters.start import experiment as start\nseen = []"
+    code = "from mooncake_lab.book.chapters.start import experiment as start\nseen = []"
     assert unknown_names(Notebook([Cell("markdown", prose), Cell("code", code)])) == unknown
 
 

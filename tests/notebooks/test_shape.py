@@ -6,8 +6,8 @@ import statistics
 
 import pytest
 
-from mooncake_lab.batch.notebook import Cell, read_notebook
-from mooncake_lab.batch.plan import parameter_defaults, topic_of
+from mooncake_lab.book.rendering.notebook import Cell, read_notebook
+from mooncake_lab.book.rendering.plan import parameter_defaults, topic_of
 
 LONGEST_CELL_LINES = 15
 LONGEST_MEDIAN_LINES = 5
@@ -86,7 +86,7 @@ def draws(cell: Cell, modules: set[str]) -> bool:
 def test_name_is_number_and_topic(chapter):
     """A chapter is called NN_topic, and the package has an experiment and a figure module of that topic."""
     assert re.fullmatch(r"\d\d_[a-z]+", chapter.stem)
-    folder = chapter.parents[1] / "mooncake_lab" / "chapters" / topic_of(chapter)
+    folder = chapter.parents[1] / "mooncake_lab" / "book" / "chapters" / topic_of(chapter)
     assert (folder / "experiment.py").is_file()
     assert (folder / "figures.py").is_file()
 

@@ -4,17 +4,17 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 
-from mooncake_lab.batch.notebook import read_notebook
 from mooncake_lab.batching import Sarathi, SarathiServe
-from mooncake_lab.chapters.compression import experiment as compression
-from mooncake_lab.chapters.endtoend import experiment as endtoend
-from mooncake_lab.chapters.pipeline import experiment as pipeline
-from mooncake_lab.chapters.placement import experiment as placement
+from mooncake_lab.book.chapters.compression import experiment as compression
+from mooncake_lab.book.chapters.endtoend import experiment as endtoend
+from mooncake_lab.book.chapters.pipeline import experiment as pipeline
+from mooncake_lab.book.chapters.placement import experiment as placement
+from mooncake_lab.book.rendering.notebook import read_notebook
+from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.conductor import AfterPrefill, EarlyRejection, KVCacheCentric, LoadBalance
 from mooncake_lab.conductor.placement import FewestRequests
 from mooncake_lab.course.admission import goodput
 from mooncake_lab.course.eviction import check_policy
-from mooncake_lab.testbeds import paper_node_latency
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 

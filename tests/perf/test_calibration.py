@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.paper import constant, curve, fact
+from mooncake_lab.book.paper import constant, curve, fact
 from mooncake_lab.perf import (
     DecodeLatency,
     LinkLatency,

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooncake_lab.book.paper import constant, fact
 from mooncake_lab.core import GB
-from mooncake_lab.paper import constant, fact
 from mooncake_lab.perf import (
     HARDWARE,
     PRINTED_A,

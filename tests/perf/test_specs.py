@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from mooncake_lab.book.paper import constant, fact
 from mooncake_lab.core import GB, TERA, gbps
-from mooncake_lab.paper import constant, fact
 from mooncake_lab.perf import HARDWARE, MODELS, hardware, model_shape
 
 TABLE1 = "fast_table1_constants"

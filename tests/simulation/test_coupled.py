@@ -23,6 +23,7 @@ from mooncake_lab.batching import (
     VLLMChunked,
     VLLMToday,
 )
+from mooncake_lab.book.paper import assumption
 from mooncake_lab.cluster import ClusterSpec, CoupledPool
 from mooncake_lab.conductor import (
     KVCacheCentric,
@@ -37,7 +38,6 @@ from mooncake_lab.core import (
     blocks_for,
 )
 from mooncake_lab.metrics import check_log, run_summary, token_times_s
-from mooncake_lab.paper import assumption
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import DEFAULT_MAX_TOKENS, Cluster, SimulationOptions
 from mooncake_lab.simulation.coupled import CachedBlocks, CoupledInstance

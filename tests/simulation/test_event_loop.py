@@ -9,10 +9,10 @@ from families import requests_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.simulation import Cluster, EventLoop
 from mooncake_lab.simulation.clock import Steady
-from mooncake_lab.testbeds import paper_node_latency
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), max_size=20))

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from mooncake_lab.batching import BATCHING_POLICIES, Limits, named_policy
+from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.cluster import COUPLED_SYSTEMS
 from mooncake_lab.conductor import EarlyRejection, LoadBalance, named_placement
 from mooncake_lab.core import SLO, Placed, Record, Rejected
 from mooncake_lab.perf import IterationCost, LinearCost, LinkLatency
 from mooncake_lab.simulation import Failure, PipelineSpec, StageClock, run_pipeline
-from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload import Trace, load
 from mooncake_lab.workload.twin import make_twin
 

@@ -2,12 +2,12 @@
 
 import pytest
 
+from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.core import FirstToken, Prefilled, Request, TracedRequest, blocks_for
 from mooncake_lab.metrics import check_log, prefill_gpu_s
 from mooncake_lab.perf import CppGroup, cpp_finish_s, cpp_prefill_s
 from mooncake_lab.simulation import Cluster
-from mooncake_lab.testbeds import paper_node_latency
 
 MODEL = paper_node_latency()
 

@@ -6,14 +6,14 @@ import flat
 import pytest
 
 from mooncake_lab.batching import VLLM, Orca, VLLMChunked
-from mooncake_lab.chapters.placement.experiment import NoisyEstimator
+from mooncake_lab.book.chapters.placement.experiment import NoisyEstimator
+from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.cluster import ClusterSpec, CoupledPool, DecodePool, PrefillPool
 from mooncake_lab.conductor import AdmitAll, CacheAware, LoadBalance, Placement, WithinSLO, decide
 from mooncake_lab.core import SLO, Placed, Rejected, Request, TracedRequest, blocks_for, keyed_uniform
 from mooncake_lab.metrics import check_log
 from mooncake_lab.perf import LinkLatency
 from mooncake_lab.simulation import Cluster, Failure, SimulationOptions
-from mooncake_lab.testbeds import paper_node_latency
 
 MODEL = dataclasses.replace(paper_node_latency(), ssd=LinkLatency(4e9), transfer=LinkLatency(1e10))
 BASE = {

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from request_path import path_of, simulated_paths
 
+from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.cluster import ClusterSpec, events
 from mooncake_lab.conductor import PLACEMENT_POLICIES
 from mooncake_lab.core import DecodeStretch, Placed, Request, TracedRequest
 from mooncake_lab.simulation import Cluster, Failure, SimulationOptions
-from mooncake_lab.testbeds import paper_node_latency
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "book/design.md").read_text(encoding="utf-8")

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import LoadBalance
 from mooncake_lab.core import Finished, Request, TracedRequest
 from mooncake_lab.metrics import request_table
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.simulation import Cluster
-from mooncake_lab.testbeds import paper_node_latency
 
 HUGE = 10**9
 

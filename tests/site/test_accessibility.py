@@ -12,7 +12,7 @@ import pytest
 from axe import ALL_BUT_CONTRAST, CONTRAST, figures_as_images, grave_faults, response
 from colour_vision import LEAST_APART, apart
 
-from mooncake_lab.figures.colours import COLOURS, DARK, css_property, letters
+from mooncake_lab.book.figures.colours import COLOURS, DARK, css_property, letters
 
 pytestmark = pytest.mark.site
 

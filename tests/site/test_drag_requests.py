@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from mooncake_lab.batching import Limits
-from mooncake_lab.figures.drag_requests import POLICY_NAMES, DraggedRequest, DragRequests
-from mooncake_lab.figures.embed import STATIC
+from mooncake_lab.book.figures.drag_requests import POLICY_NAMES, DraggedRequest, DragRequests
+from mooncake_lab.book.figures.embed import STATIC
 from mooncake_lab.perf import HybridLatency
 
 pytestmark = pytest.mark.site

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from mooncake_lab.batch.notebook import read_notebook
-from mooncake_lab.batch.plan import topic_of
+from mooncake_lab.book.rendering.notebook import read_notebook
+from mooncake_lab.book.rendering.plan import topic_of
 
 pytestmark = pytest.mark.site
 

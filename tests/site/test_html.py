@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from mooncake_lab.paper.scorecard import chapter_number
+from mooncake_lab.book.paper.scorecard import chapter_number
 
 pytestmark = pytest.mark.site
 

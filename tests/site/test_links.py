@@ -6,7 +6,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from mooncake_lab.batch.provenance import read_provenance
+from mooncake_lab.book.rendering.provenance import read_provenance
 
 pytestmark = pytest.mark.site
 

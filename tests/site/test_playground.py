@@ -5,7 +5,7 @@ import json
 import pytest
 from axe import ALL_BUT_CONTRAST, grave_faults, response
 
-from mooncake_lab.playground.simulator import Simulator
+from mooncake_lab.book.playground.simulator import Simulator
 
 pytestmark = pytest.mark.site
 

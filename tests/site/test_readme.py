@@ -2,9 +2,9 @@
 
 import pytest
 
-from mooncake_lab.batch.provenance import BOOK_TRACES, read_provenance
-from mooncake_lab.paper import headlines, scorecard
-from mooncake_lab.paper.pages import with_results
+from mooncake_lab.book.paper import headlines, scorecard
+from mooncake_lab.book.paper.pages import with_results
+from mooncake_lab.book.rendering.provenance import BOOK_TRACES, read_provenance
 
 pytestmark = pytest.mark.site
 

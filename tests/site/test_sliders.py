@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from mooncake_lab.figures.what_if import what_if
+from mooncake_lab.book.figures.what_if import what_if
 
 TABLE = pd.DataFrame({"speed": [2.0, 1.0] * 2, "policy": [*"aabb"], "share": [0.2, 0.1, 0.4, 0.3]})
 

@@ -3,7 +3,7 @@
 import pytest
 from axe import figures_as_images, grave_faults, response
 
-from mooncake_lab.figures.colours import COLOURS, DARK, GROUND
+from mooncake_lab.book.figures.colours import COLOURS, DARK, GROUND
 
 pytestmark = pytest.mark.site
 

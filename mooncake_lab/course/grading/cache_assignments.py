@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any, Final
 
-from mooncake_lab.chapters.store.replay import replay
+from mooncake_lab.book.chapters.store.replay import replay
 from mooncake_lab.core import BlockKey, blocks_for
 from mooncake_lab.course.eviction import EVICTION_LAWS, chats_and_documents, shared_prefix_requests
 from mooncake_lab.course.grading.remote import Submission, SubmissionError

@@ -222,7 +222,7 @@ def start(order: Mapping[str, Any]) -> None:
         order: its `folder` (None where it gets none), its `allowance`, and the `model` of the paper's nodes.
     """
     model = msgspec.convert(order["model"], LatencyModel)
-    vars(importlib.import_module("mooncake_lab.testbeds"))["paper_node_latency"] = lambda: model
+    vars(importlib.import_module("mooncake_lab.book.testbeds"))["paper_node_latency"] = lambda: model
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     questions = io.BufferedReader(io.FileIO(os.dup(sys.stdin.fileno())))
     for stream, mode in ((sys.stdin, os.O_RDONLY), (sys.stdout, os.O_WRONLY), (sys.stderr, os.O_WRONLY)):

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from mooncake_lab.batch.notebook import Cell, read_notebook
+from mooncake_lab.book.rendering.notebook import Cell, read_notebook
 from mooncake_lab.course.grading.added_code import AddedStatement, choose, names_of, statements_of
 from mooncake_lab.course.grading.collect import printable
 from mooncake_lab.course.grading.jupyter_code import JUPYTER, UNREADABLE, is_python, without_magics

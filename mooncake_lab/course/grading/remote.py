@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 import msgspec
 
 import mooncake_lab
+from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.core import KIB, MIB
 from mooncake_lab.course.grading.confine import (
     Allowance,
@@ -48,7 +49,6 @@ from mooncake_lab.course.grading.messages import (
 )
 from mooncake_lab.course.grading.watch import LOOK_S, Wait, Watch
 from mooncake_lab.store import NothingToEvictError
-from mooncake_lab.testbeds import paper_node_latency
 
 _START_S: Final = 60.0
 """Python, numpy and this package have to be imported first."""

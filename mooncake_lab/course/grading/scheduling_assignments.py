@@ -19,7 +19,8 @@ from mooncake_lab.batching import (
     named_policy,
     trace_plans,
 )
-from mooncake_lab.chapters.placement.experiment import mean_ttft_s
+from mooncake_lab.book.chapters.placement.experiment import mean_ttft_s
+from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.conductor import (
     AdmissionPolicy,
     AfterPrefill,
@@ -46,7 +47,6 @@ from mooncake_lab.course.grading.task import (
     Task,
     require,
 )
-from mooncake_lab.testbeds import paper_node_latency
 from mooncake_lab.workload.twin import make_twin
 
 _CHUNK_TOKENS: Final = 16

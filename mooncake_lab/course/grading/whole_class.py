@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 import mooncake_lab
+from mooncake_lab.book.experiments.cache import tree_digest
 from mooncake_lab.core import complete_file
 from mooncake_lab.course.grading.collect import Collection, HandedIn, printable
 from mooncake_lab.course.grading.confine import Allowance, UnconfinableError
@@ -28,7 +29,6 @@ from mooncake_lab.course.grading.grade import Grade, failed_grade, grade
 from mooncake_lab.course.grading.own_files import OwnFiles
 from mooncake_lab.course.grading.remarks import one_line
 from mooncake_lab.course.grading.workers import work_through
-from mooncake_lab.experiments.cache import tree_digest
 
 _NAME: Final = "grades.jsonl"
 _UNREADABLE: Final = "grades.unreadable.jsonl"
