@@ -18,8 +18,8 @@ WHOLE_NAME = re.compile(r"(^|_)(tokens|blocks|bytes|nbytes|requests|counts?|step
 WHOLE_CALLS = {"len", "int", "bool", "isinstance", "is_alive", "__contains__", "isdisjoint", "padded"}
 HOLDS_THE_SAME = {"list", "tuple", "sorted", "filter", "map"}
 WHOLE = {
-    "batch/expressions.py": {"sum"},
-    "batch/chapters.py": {"_lines(cell)"},
+    "book/rendering/expressions.py": {"sum"},
+    "book/rendering/chapters.py": {"_lines(cell)"},
     "batching/instance.py": {
         "expected.values()",
         "max(0, self._reserving.reservation(each, self.limits) - each.held_blocks)",
@@ -27,11 +27,11 @@ WHOLE = {
     "batching/one_stage.py": {"batch.advance(request, request.pending_tokens)"},
     "batching/plan.py": {"_blocks_needed(segment, known[segment.request_id], limits)"},
     "batching/vllm_v1.py": {"-(-each.num_tokens // limits.block_size_tokens) - each.held_blocks"},
-    "chapters/chunked/experiment.py": {"start", "size * start + size * (size + 1) // 2"},
-    "chapters/compression/claims.py": {"getattr(held, f'{side}_bytes')"},
-    "chapters/compression/experiment.py": {"mark.right", "mark[name].right"},
-    "chapters/live/measure.py": {"CLUSTERS[cluster]"},
-    "chapters/store/replay.py": {"accesses"},
+    "book/chapters/chunked/experiment.py": {"start", "size * start + size * (size + 1) // 2"},
+    "book/chapters/compression/claims.py": {"getattr(held, f'{side}_bytes')"},
+    "book/chapters/compression/experiment.py": {"mark.right", "mark[name].right"},
+    "book/chapters/live/measure.py": {"CLUSTERS[cluster]"},
+    "book/chapters/store/replay.py": {"accesses"},
     "course/grading/grade.py": {"mark.earned"},
     "perf/calibration.py": {"self.inputs[one] + self.tokens[one] - 1"},
     "perf/cpp.py": {"cut"},
