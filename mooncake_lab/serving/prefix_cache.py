@@ -38,6 +38,7 @@ from mooncake_lab.store.backends import (
     StorageError,
 )
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
+from mooncake_lab.store.tiers import Change
 
 _QUEUED_SHARE: Final = 4
 """One part in four of a tier is for blocks on their way to the tier below."""
@@ -109,9 +110,8 @@ class PrefixCache:
     on the SSD is the worker's own: a prompt is computed from that, and what is only in the pool is copied to DRAM
     first. Blocks on the SSD stay when a worker fails: its replacement opens the same folder and finds them.
 
-    Methods may be called from several threads, but `news`, `forget` and `close` only from one. `use_pool`,
-    `forget` and `close` wait for the others, but `use_pool` and `close` not for a pool that stalls. Mutable: it is
-    a cache, and owns its media.
+    Methods may be called from several threads, but `news`, `forget` and `close` from one only, and `use_pool` from
+    one only. `use_pool` and `close` do not wait for a pool that stalls. Mutable: it is a cache and owns its media.
 
     Args:
         spec: how much it holds, and where.
@@ -131,27 +131,13 @@ class PrefixCache:
         self._ssd = None if spec.ssd_dir is None else self._open_ssd(spec, spec.ssd_dir)
         self._dram = DramBackend(self._dram_bytes)
         self._pool: StorageBackend | None = None
-        self._store = self._open_store()
-        self._turn = threading.Condition()
-        self._users = 0
-        """Calls that use the store now; below 0, one call has it alone."""
-        self._closed = False
-        self._announced = set[bytes]()
-        self._on_ssd = set[bytes]()
-        """Those of them that the cluster counts as on SSD only."""
-        self._pooled = set[bytes]()
-        """Blocks that the cluster counts as in the pool, as far as this worker knows."""
-        self._asked = set[bytes]()
-        """Those that the pool was asked for since the cluster was last told."""
-        self._is_other_store = False
-        """Whether the store was opened anew since then, so that any block may have come or gone."""
+        self._store = self._open_store(has_pool=spec.pool is not None)
         self._damaged = 0
-        """Blocks that had been found damaged by then."""
+        """Damaged blocks that were reported."""
 
     def match(self, keys: Sequence[bytes]) -> int:
         """How many of the leading keys are the worker's own; changes nothing."""
-        with self._using():
-            return sum(1 for _ in takewhile(lambda key: self._store.tier_of(key) in self._own, keys))
+        return sum(1 for _ in takewhile(lambda key: self._store.tier_of(key) not in {None, POOL}, keys))
 
     def prefix(
         self, keys: Sequence[bytes], arriving: ArrivingBlocks | None = None, *, read_from_ssd: int | None = None
@@ -165,24 +151,19 @@ class PrefixCache:
         """
         local = blocks = self.match(keys)
         if read_from_ssd is not None:
-            with self._using():
-                below = (place for place in range(read_from_ssd, local) if self._store.tier_of(keys[place]) == SSD)
-                local = blocks = next(below, local)
+            below = (place for place in range(read_from_ssd, local) if self._store.tier_of(keys[place]) == SSD)
+            local = blocks = next(below, local)
         if arriving is not None and arriving.first <= local:
             blocks = max(local, arriving.first + arriving.blocks)
         return HeldPrefix(self, keys[:blocks], local, arriving)
 
     def read_into(self, key: bytes, layers: Sequence[torch.Tensor], *, first_layer: int = 0) -> str | None:
         """Fill tensors with layers of a block; the tier that had it, or None where no tier could deliver it."""
-        with self._using():
-            return self._store.read_into(key, [bytes_of(layer) for layer in layers], first_layer=first_layer)
+        return self._store.read_into(key, [bytes_of(layer) for layer in layers], first_layer=first_layer)
 
     def pooled(self, keys: Sequence[bytes], first: int) -> LayerStream:
         """The leading blocks that are here or in the pool, which is asked; see `PrefixSource`."""
-        with self._using():
-            found = self._store.match_prefix(keys, first=first)
-            if self._pool is not None:
-                self._asked.update(keys)
+        found = self._store.match_prefix(keys, first=first)
         held = HeldPrefix(self, keys[:found], found, None)
         for layer in held.layers(together=1 if self._pool_reads_layers else self.layout.layers):
             self._link.hold(layer.nbytes)
@@ -232,8 +213,7 @@ class PrefixCache:
 
     def promote(self, keys: Sequence[bytes]) -> None:
         """Copy blocks that are only on the SSD to DRAM."""
-        with self._using():
-            self._store.promote(keys)
+        self._store.promote(keys)
 
     def keep(self, keys: Sequence[bytes], kv: KVSpan) -> None:
         """Store the whole blocks that a span covers; `keys` are those of the whole prompt, front to back."""
@@ -243,105 +223,80 @@ class PrefixCache:
         for index in range(first, min(last, len(keys))):
             begin = index * size - kv.start
             block = [layer[:, begin : begin + size].cpu().contiguous() for layer in kv.layers]
-            with self._using():
-                self._store.put(keys[index], [bytes_of(layer) for layer in block], position=index)
+            self._store.put(keys[index], [bytes_of(layer) for layer in block], position=index)
 
     def adopt(self, keys: Sequence[bytes], blocks: Sequence[tuple[torch.Tensor, ...]], *, first: int) -> None:
         """Store blocks that came from elsewhere; `first` is the position of the first of them."""
         for position, (key, block) in enumerate(zip(keys, blocks, strict=True), first):
-            with self._using():
-                self._store.put(key, [bytes_of(layer) for layer in block], position=position)
+            self._store.put(key, [bytes_of(layer) for layer in block], position=position)
 
-    def news(self, keys: Iterable[bytes] = ()) -> CacheUpdate | None:
-        """What came and what left since the cluster was last told; `None` where nothing did.
-
-        Args:
-            keys: all that may have come, or that the cluster may wrongly count as in the pool.
-        """
-        with self._using():  # a change of pool would be overlooked
-            return self._news(keys)
-
-    def _news(self, keys: Iterable[bytes]) -> CacheUpdate | None:
-        damaged = sum(tier.damaged for tier in self._store.statistics()) - self._damaged
-        asked = {*keys, *self._store.moved()}
-        if self._is_other_store:
-            asked |= self._announced | self._pooled
-        places = {key: self._store.tier_of(key) for key in asked}
-        own = {key for key, tier in places.items() if tier in self._own}
-        gone = {key for key, tier in places.items() if tier is None}
-        pooled = asked - own - gone
-        on_ssd = {key for key in own if places[key] == SSD}
-        update = CacheUpdate(
-            added=tuple(own - self._announced),
-            removed=tuple(self._announced & (pooled | gone)),
-            promoted=tuple(self._on_ssd & (own - on_ssd)),
-            demoted=tuple(on_ssd - self._on_ssd),
-            pooled=tuple(pooled - self._pooled),
-            unpooled=tuple(gone & (self._pooled | self._asked)),
-            damaged_blocks=damaged,
-        )
-        self._announced = (self._announced | own) - pooled - gone
-        self._on_ssd = (self._on_ssd - asked) | on_ssd
-        self._pooled = (self._pooled | pooled) - gone
-        self._asked -= asked
-        self._is_other_store, self._damaged = False, self._damaged + damaged
+    def news(self) -> CacheUpdate | None:
+        """What came and what left since the cluster was last told, at first all; `None` where nothing did."""
+        update = self._update(self._store.changes())
         return None if update == CacheUpdate() else update
 
-    def found_at_start(self) -> CacheUpdate | None:
-        """What an earlier worker of this name left on the SSD."""
-        return None if self._ssd is None else self.news([block.key for block in self._ssd.blocks()])
-
     def forget(self) -> CacheUpdate:
-        """Empty every tier, the pool too."""
-        with self._alone():
-            self._store.close()
-            self._dram.free(*list(self._dram.blocks()))
-            if self._ssd is not None:
-                self._ssd.free(*list(self._ssd.blocks()))
-            if self._pool is not None:
-                _empty(self._pool, self._pooled)
-            try:
-                self._store = self._open_store()
-            except (OSError, StorageError):  # the pool does not answer: do without it, as in `use_pool`
-                if self._pool is not None:
-                    self._pool.close()
-                self._pool = None
-                self._store = self._open_store()
-        update = CacheUpdate(removed=tuple(self._announced), unpooled=tuple(self._pooled))
-        self._announced, self._on_ssd, self._pooled = set[bytes](), set[bytes](), set[bytes]()
-        self._is_other_store, self._damaged = False, 0
-        return update
+        """Empty every tier, the pool too; what the cluster has to forget."""
+        changes = self._store.clear()
+        if self._pool is not None:
+            _empty(self._pool, [key for key, before, _, _ in changes if isinstance(key, bytes) and POOL in before])
+        return self._update(changes)
 
-    def use_pool(self, pool: StorageBackend | None) -> list[bytes]:
-        """Demote to this pool from now on; the keys of what it has. None demotes to none.
+    def _update(self, changes: Iterable[Change]) -> CacheUpdate:
+        """Changes of the store as the cluster counts them: the worker's own blocks, and those of the pool."""
+        added, removed, promoted, demoted, pooled, unpooled = (list[bytes]() for _ in range(6))
+        for key, before, now, is_missing in changes:
+            assert isinstance(key, bytes)  # noqa: S101  # all keys of a `TieredStore` are
+            was, stays = (next((tier for tier in tiers if tier != POOL), None) for tiers in (before, now))
+            if was is None and stays is not None:
+                added.append(key)
+            if was is not None and stays is None:
+                removed.append(key)
+            if stays == SSD and was != SSD:
+                demoted.append(key)
+            if was == SSD and stays not in {SSD, None}:
+                promoted.append(key)
+            if POOL in now and POOL not in before:
+                pooled.append(key)
+            if POOL not in now and (POOL in before or is_missing):
+                unpooled.append(key)
+        damaged = self._store.damaged_blocks()
+        newly_damaged, self._damaged = damaged - self._damaged, damaged
+        return CacheUpdate(
+            added=tuple(added),
+            removed=tuple(removed),
+            promoted=tuple(promoted),
+            demoted=tuple(demoted),
+            pooled=tuple(pooled),
+            unpooled=tuple(unpooled),
+            damaged_blocks=newly_damaged,
+        )
 
-        The next `news` reports what that changes.
+    def use_pool(self, pool: StorageBackend | None) -> None:
+        """Demote to this pool from now on; None demotes to none. The next `news` reports what that changes.
 
         Raises:
             OSError: when the pool does not answer; then none is used.
             StorageError: when it cannot be used; likewise.
         """
-        with self._hanging_up(), self._alone():
-            self._store.close()
-            self._pool, self._is_other_store, self._damaged = pool, True, 0
+        if self._pool is not None:
+            with self._hanging_up():
+                self._store.detach()
+            self._pool = None
+        if pool is not None:
+            self._pool = pool
             try:
-                self._store = self._open_store()
-                return [] if pool is None else [block.key for block in pool.blocks()]
-            except (OSError, StorageError):
+                self._store.attach(TierSettings(medium=pool, promotes=False))
+            except BaseException:
                 self._pool = None
-                self._store = self._open_store()
+                pool.close()
                 raise
 
     def close(self) -> None:
         """Save what DRAM holds on the SSD, then leave the pool and close all; later calls are refused."""
         if self._ssd is not None:
-            with self._using():
-                self._store.sink(self._ssd.name)  # first, because the pool may stall
+            self._store.sink(self._ssd.name)  # first, because the pool may stall
         with self._hanging_up():
-            self._shut_out()
-            with self._turn:
-                self._closed = True
-                self._turn.notify_all()
             self._store.close()
         self._dram.close()
         if self._ssd is not None:
@@ -363,58 +318,22 @@ class PrefixCache:
             late.cancel()
             pool.close()
 
-    @contextmanager
-    def _using(self) -> Generator[None]:
-        """The store stays as it is meanwhile."""
-        with self._turn:
-            self._turn.wait_for(lambda: self._users >= 0 or self._closed)
-            self._check_open()
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._turn:
-                self._users -= 1
-                self._turn.notify_all()
-
-    @contextmanager
-    def _alone(self) -> Generator[None]:
-        """Keep every other call from the store meanwhile."""
-        self._shut_out()
-        try:
-            yield
-        finally:
-            with self._turn:
-                self._users = 0
-                self._turn.notify_all()
-
-    def _shut_out(self) -> None:
-        with self._turn:
-            self._turn.wait_for(lambda: not self._users or self._closed)
-            self._check_open()
-            self._users = -1
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StorageError("the prefix cache is closed")
-
     def _open_ssd(self, spec: WorkerSpec, folder: str) -> SsdBackend:
         capacity_bytes = ssd_bytes(spec.ssd_tokens, self.layout.block_tokens, self.layout.block_bytes)
         return SsdBackend(Path(folder) / spec.name, capacity_bytes, fingerprint=self.layout.fingerprint)
 
-    def _open_store(self) -> TieredStore:
-        media = [medium for medium in (self._dram, self._ssd, self._pool) if medium is not None]
-        self._own = {medium.name for medium in media if medium is not self._pool}
+    def _open_store(self, *, has_pool: bool) -> TieredStore:
+        media = [self._dram] if self._ssd is None else [self._dram, self._ssd]
+        last = media[-1]
         return TieredStore(
             [
                 TierSettings(
                     medium=medium,
-                    promotes=medium is not self._pool,
-                    queue_bytes=0 if medium is media[-1] else medium.capacity_bytes // _QUEUED_SHARE,
+                    queue_bytes=medium.capacity_bytes // _QUEUED_SHARE if medium is not last or has_pool else 0,
                 )
                 for medium in media
             ],
-            notes_moves=True,
+            reports_changes=True,
         )
 
 

@@ -20,7 +20,7 @@ from mooncake_lab.store.backends import (
     SuspectBlockError,
 )
 from mooncake_lab.store.backends.base import check_block
-from mooncake_lab.store.interrupts import Uninterrupted
+from mooncake_lab.store.calls import Calls
 from mooncake_lab.store.tiers import Entry, Tier
 
 _CHECKSUM_ERRORS: Final = frozenset({errno.EBADMSG, errno.EILSEQ, errno.ENODATA})
@@ -37,26 +37,27 @@ class BackedTier:
     Args:
         tier: which blocks are there.
         backend: where their bytes are.
-        changed: guards all tiers; notified when a demotion is due or has ended. Backends are called without it.
+        calls: of the store that it belongs to; its lock guards all tiers. Backends are called without it.
     """
 
-    def __init__(self, tier: Tier[Reservation], backend: StorageBackend, changed: threading.Condition) -> None:
+    def __init__(self, tier: Tier[Reservation], backend: StorageBackend, calls: Calls) -> None:
         self.tier = tier
         self.backend = backend
-        self.changed = changed
+        self.calls = calls
+        self.changed = calls.changed
+        """Guards all tiers; notified when a demotion is due or has ended."""
 
     def put(self, key: bytes, sizes: Sequence[int], layers: Sequence[Buffer], position: int) -> bool:
         """Write a whole block; whether the tier holds it now."""
-        with Uninterrupted():
-            with self.changed:
-                if self.tier.has_intact(key):
-                    self.tier.touch(key)
-                    return True
-            block = self.open(key, sizes, position)
-            if block is not None:
-                return block.write(layers) and block.commit()
-            with self.changed:
-                return self.tier.has_intact(key)  # another client of a pool has stored it
+        with self.changed:
+            if self.tier.has_intact(key):
+                self.tier.touch(key)
+                return True
+        block = self.open(key, sizes, position)
+        if block is not None:
+            return block.write(layers) and block.commit()
+        with self.changed:
+            return self.tier.has_intact(key)  # another client of a pool has stored it
 
     def open(self, key: bytes, sizes: Sequence[int], position: int) -> "BlockWriter | None":
         """Space for a block; `None` where there is nothing to write.
@@ -89,15 +90,16 @@ class BackedTier:
 
     def commit(self, blocks: Sequence["BlockWriter"]) -> bool:
         """Commit blocks together and make them readable; whether they are."""
-        with Uninterrupted(), self.ended_by_errors(blocks):
+        with self.ended_by_errors(blocks):
             self.backend.commit(*[block.space for block in blocks])
             for block in blocks:
                 block.is_open = False
                 with self.changed:
-                    self.tier.end_write(block.space.key)
+                    unused = self.tier.end_write(block.space.key)
                     self.tier.counters.stored += 1
                     self.tier.counters.written_bytes += block.space.size_bytes
                     self.tier.writes.worked()
+                self.free(unused)
             self.free_again()
             return True
         return False
@@ -126,31 +128,30 @@ class BackedTier:
     ) -> tuple[tuple[int, ...], int] | None:
         """Fill buffers; bytes per layer and position, or `None` where the block was not read as it was written."""
         tier = self.tier
-        with Uninterrupted():
-            with self.changed:
-                block = tier.begin_read(key)
-                position = tier.position_of(key)
-            if block is None:
+        with self.changed:
+            block = tier.begin_read(key)
+            position = tier.position_of(key)
+        if block is None:
+            return None
+        started_s = time.perf_counter()
+        try:
+            self.backend.read_into(block, buffers, first_layer=first_layer)
+        except BaseException as error:
+            self._end_failed_read(block, error)
+            if isinstance(error, (StorageError, OSError)):
                 return None
-            started_s = time.perf_counter()
-            try:
-                self.backend.read_into(block, buffers, first_layer=first_layer)
-            except BaseException as error:
-                self._end_failed_read(block, error)
-                if isinstance(error, (StorageError, OSError)):
-                    return None
-                raise
-            seconds = time.perf_counter() - started_s
-            with self.changed:
-                layers = block.layer_bytes[first_layer : first_layer + len(buffers)]
-                tier.counters.hits += 1
-                tier.counters.read_bytes += sum(layers)
-                tier.counters.read_s += seconds
-                tier.reads.worked()
-                if len(layers) == len(block.layer_bytes):
-                    tier.mark_read(block.key, block, has_failed=False)
-                unused = tier.end_read(block.key, block)
-            self.free(unused)
+            raise
+        seconds = time.perf_counter() - started_s
+        with self.changed:
+            layers = block.layer_bytes[first_layer : first_layer + len(buffers)]
+            tier.counters.hits += 1
+            tier.counters.read_bytes += sum(layers)
+            tier.counters.read_s += seconds
+            tier.reads.worked()
+            if len(layers) == len(block.layer_bytes):
+                tier.mark_read(block.key, block, has_failed=False)
+            unused = tier.end_read(block.key, block)
+        self.free(unused)
         return block.layer_bytes, position
 
     def ask(self, positions: Mapping[bytes, int]) -> None:
@@ -179,18 +180,18 @@ class BackedTier:
         """Hold what the backend holds, oldest first; what does not fit is freed unless the backend is shared."""
         for block in list(self.backend.blocks()):
             size = self.backend.footprint_bytes(block.key, block.layer_bytes)
-            unwanted = self.tier.recover(block.key, block, size_bytes=size, position=block.position)
+            with self.changed:
+                unwanted = self.tier.recover(block.key, block, size_bytes=size, position=block.position)
             if unwanted and not self.backend.is_shared:
                 self.backend.free(*unwanted)
 
     def evict_one(self) -> bool:
         """Evict one block; false when none can leave."""
-        with Uninterrupted():
-            with self.changed:
-                unused = self.tier.evict_one()
-                self._notify()
-            self.free(unused or ())
-            return unused is not None
+        with self.changed:
+            unused = self.tier.evict_one()
+            self._notify()
+        self.free(unused or ())
+        return unused is not None
 
     def free(self, blocks: Iterable[Reservation]) -> None:
         """Free the space of blocks that the tier does not hold any more; what fails is tried again later."""
@@ -245,7 +246,8 @@ class BackedTier:
             return False
         with self.changed:
             entry.handle = found
-            self.tier.end_write(key)
+            for forgotten in self.tier.end_write(key):  # by an emptied tier; it is the other client's
+                self.tier.freed(forgotten)
         return True
 
     def _abort(self, key: bytes, error: BaseException) -> None:
@@ -310,7 +312,7 @@ class BlockWriter:
             ValueError: when a buffer has not the bytes of its layer; the block is aborted then.
         """
         if self.is_open:
-            with Uninterrupted(), self._tier.ended_by_errors([self]):
+            with self._tier.calls, self._tier.ended_by_errors([self]):
                 self._tier.backend.write(self.space, layers, first_layer=first_layer)
         return self.is_open
 
@@ -320,11 +322,12 @@ class BlockWriter:
         Raises:
             ValueError: when a layer was not written; the block is aborted then.
         """
-        return self.is_open and self._tier.commit([self])
+        with self._tier.calls:
+            return self.is_open and self._tier.commit([self])
 
     def abandon(self) -> None:
         """Free the space, because the layers will not come; a block that has ended stays as it is."""
-        with Uninterrupted():
+        with self._tier.calls:
             if self.is_open:
                 self.is_open = False
                 self._tier.withdraw(self.space.key)

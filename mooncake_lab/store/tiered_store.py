@@ -1,19 +1,20 @@
 """A store over several tiers: DRAM over SSD over remote memory. Hits are promoted, evicted blocks are demoted."""
 
 import itertools
-import threading
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Self, final
 
 import numpy as np
 
+from mooncake_lab.core.interrupts import deferred_interrupts
 from mooncake_lab.store.backed_tier import BackedTier, BlockWriter, WriteBack
 from mooncake_lab.store.backends import Buffer, Reservation, StorageBackend
+from mooncake_lab.store.calls import Calls, call
 from mooncake_lab.store.eviction import PolicyFactory
 from mooncake_lab.store.health import TierStatistics
-from mooncake_lab.store.interrupts import Uninterrupted
-from mooncake_lab.store.tiers import TierSpec, TierStack
+from mooncake_lab.store.tiers import Change, Tier, TierSpec, TierStack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,29 +52,36 @@ class TieredStore:
     Keys are chained hashes, so one key names one content. Methods may be called from several threads. Mutable: it
     owns threads. Its backends stay open after `close`.
 
+    Ctrl-C: a store that is opened in the main thread lets each call there finish; `KeyboardInterrupt` is raised at
+    its end. A second Ctrl-C ends the call at once, and with it the store: it refuses all further calls but
+    `close`. What was committed to a durable backend is then recovered by the next process that opens it.
+
     Args:
         tiers: the fastest first; blocks that durable backends hold already are recovered.
-        notes_moves: whether `moved` is asked now and then; until it is, the keys that moved are kept.
+        reports_changes: whether `changes` is called now and then; until it is, the keys that changed are kept.
 
     Raises:
         ValueError: when there are no tiers, or a queue would take all of its backend.
         OSError: when a backend cannot list its blocks.
     """
 
-    def __init__(self, tiers: Sequence[TierSettings], *, notes_moves: bool = False) -> None:
-        self._stack = TierStack[Reservation]([settings.spec for settings in tiers])
-        for tier in self._stack.tiers if notes_moves else ():
-            tier.moved = set()
-        self._lock = threading.RLock()  # a `with` of a plain lock cannot be interrupted between block and release
-        self._changed = threading.Condition(self._lock)
-        self._tiers = [
-            BackedTier(tier, settings.medium, self._changed)
+    def __init__(self, tiers: Sequence[TierSettings], *, reports_changes: bool = False) -> None:
+        self.calls = Calls()
+        self._lock = self.calls.changed
+        specs = [settings.spec for settings in tiers]
+        self._stack = TierStack[Reservation](specs, reports_changes=reports_changes)
+        # tuples, replaced as a whole: a call goes on with the tiers that it began with
+        self._tiers = tuple(
+            BackedTier(tier, settings.medium, self.calls)
             for tier, settings in zip(self._stack.tiers, tiers, strict=True)
-        ]
+        )
         for backed in self._tiers:
             backed.recover()
-        self._write_backs = [WriteBack(source, target) for source, target in itertools.pairwise(self._tiers)]
+        self._write_backs = tuple(WriteBack(*pair) for pair in itertools.pairwise(self._tiers))
         self._pinned_in: dict[bytes, list[BackedTier]] = {}
+        self._detached_damaged = 0
+        self._deferral = ExitStack()
+        self._deferral.enter_context(deferred_interrupts())
 
     def __enter__(self) -> Self:
         return self
@@ -81,10 +89,49 @@ class TieredStore:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
+    def attach(self, settings: TierSettings) -> None:
+        """Demote to a further tier from now on, and find the blocks that it holds.
+
+        Evicted blocks wait for it in the `queue_bytes` of the tier above.
+
+        Raises:
+            ValueError: when the store reports changes and has a tier of that name.
+            OSError: when the backend cannot list its blocks.
+        """
+        backed = BackedTier(Tier[Reservation](settings.spec), settings.medium, self.calls)
+        with self.calls:
+            self.calls.check_open()
+            backed.recover()
+            with self._lock:
+                self._stack.attach(backed.tier)
+                self._write_backs += (WriteBack(self._tiers[-1], backed),)
+                self._tiers += (backed,)
+
+    def detach(self) -> None:
+        """Do without the last tier from now on.
+
+        Blocks that wait for it are still written to it. Close its backend to end that, and reads that are under
+        way, when it does not answer. The backend keeps its blocks.
+
+        Raises:
+            ValueError: when it is the only tier.
+            RuntimeError: when its write-back thread crashed.
+        """
+        with self.calls:
+            self.calls.check_open()
+            with self._lock:
+                tier = self._stack.detach()
+                *left, write_back = self._write_backs
+                self._tiers, self._write_backs = self._tiers[:-1], tuple(left)
+                self._detached_damaged += tier.counters.damaged
+            write_back.stop()
+            self._flush([write_back])
+
     def __contains__(self, key: object) -> bool:
         with self._lock:
             return isinstance(key, bytes) and self._stack.tier_of(key) is not None
 
+    @call
     def match_prefix(self, keys: Iterable[bytes], *, first: int = 0) -> int:
         """How many of these keys are held, in any tier, before the first that is not; no use is counted.
 
@@ -101,22 +148,37 @@ class TieredStore:
         with self._lock:
             return self._stack.match_prefix(keys)
 
+    @call
     def tier_of(self, key: bytes) -> str | None:
         """The name of the first tier that holds the block, `None` where none does; changes nothing."""
         with self._lock:
             tier = self._stack.tier_of(key)
         return None if tier is None else tier.spec.name
 
-    def moved(self) -> set[bytes]:
-        """Keys of blocks that came to a tier or left one since the last call, in a store that notes them."""
-        found = set[bytes]()
+    @call
+    def changes(self) -> list[Change]:
+        """What changed since this was last called, in a store that reports changes; see `Change`."""
         with self._lock:
-            for tier in self._stack.tiers:
-                if tier.moved is not None:
-                    found |= {key for key in tier.moved if isinstance(key, bytes)}
-                    tier.moved.clear()
+            return self._stack.changes()
+
+    @call
+    def clear(self) -> list[Change]:
+        """Drop every block, those that are read or written with the end of that; the `changes` up to then.
+
+        It waits until no evicted block is on its way to the tier below. Shared backends keep their blocks.
+
+        Raises:
+            RuntimeError: when a write-back thread crashed.
+        """
+        with self._lock:
+            self._flush(self._write_backs)
+            unused = [(backed, backed.tier.clear()) for backed in self._tiers]
+            found = self._stack.changes()
+        for backed, blocks in unused:
+            backed.free(blocks)
         return found
 
+    @call
     def put(self, key: bytes, layers: Sequence[Buffer], *, position: int = 0) -> bool:
         """Hold a block in the first tier that takes it; whether it can be read now. A held block is only touched.
 
@@ -144,7 +206,8 @@ class TieredStore:
         """
         block: BlockWriter | None = None
         try:
-            with Uninterrupted():
+            with self.calls:
+                self.calls.check_open()
                 for backed in self._tiers:
                     with self._lock:
                         if any(tier.is_taken(key) for tier in self._stack.tiers):
@@ -158,6 +221,7 @@ class TieredStore:
                 block.abandon()
             raise
 
+    @call
     def read_into(self, key: bytes, buffers: Sequence[Buffer], *, first_layer: int = 0) -> str | None:
         """Fill buffers with layers of a block; the tier that had it, or `None` where no tier could deliver it.
 
@@ -187,13 +251,14 @@ class TieredStore:
             if block is not None:
                 self.read_into(key, [np.empty(size, np.uint8) for size in block.layer_bytes])
 
+    @call
     def pin(self, key: bytes) -> None:
         """Keep the block in the first tier that has it, until it is unpinned as often as it was pinned.
 
         Raises:
             KeyError: when no tier holds it.
         """
-        with Uninterrupted(), self._lock:
+        with self._lock:
             for backed in self._tiers:
                 block = backed.tier.blocks.peek(key)
                 if block is not None and block.payload.is_ready:
@@ -202,21 +267,21 @@ class TieredStore:
                     return
         raise KeyError(f"block {key.hex()} is held in none of {len(self._tiers)} tiers")
 
+    @call
     def unpin(self, key: bytes) -> None:
         """Undo one `pin`.
 
         Raises:
             ValueError: when the key is not pinned.
         """
-        with Uninterrupted():
-            with self._lock:
-                if not self._pinned_in.get(key):
-                    raise ValueError(f"block {key.hex()} is not pinned, so it cannot be unpinned")
-                backed = self._pinned_in[key].pop()
-                if not self._pinned_in[key]:
-                    del self._pinned_in[key]
-                unused = backed.tier.unpin(key)
-            backed.free(unused)
+        with self._lock:
+            if not self._pinned_in.get(key):
+                raise ValueError(f"block {key.hex()} is not pinned, so it cannot be unpinned")
+            backed = self._pinned_in[key].pop()
+            if not self._pinned_in[key]:
+                del self._pinned_in[key]
+            unused = backed.tier.unpin(key)
+        backed.free(unused)
 
     def sink(self, into: str | None = None) -> None:
         """Demote every block that is not pinned to a tier, so that a durable one keeps it over a restart.
@@ -243,7 +308,9 @@ class TieredStore:
             while has_more:
                 if tier.pending_bytes > room_bytes:
                     self._flush(self._write_backs[: tier.index + 1])
-                has_more = backed.evict_one()
+                with self.calls:
+                    self.calls.check_open()
+                    has_more = backed.evict_one()
             self._flush(self._write_backs[: tier.index + 1])
 
     def flush(self) -> None:
@@ -256,7 +323,7 @@ class TieredStore:
 
     def _flush(self, write_backs: Sequence[WriteBack]) -> None:
         with self._lock:
-            self._changed.wait_for(lambda: all(write_back.is_idle() for write_back in write_backs))
+            self._lock.wait_for(lambda: all(write_back.is_idle() for write_back in write_backs))
         for write_back in write_backs:
             if write_back.crash is not None:
                 raise RuntimeError("a write-back thread died") from write_back.crash
@@ -264,19 +331,30 @@ class TieredStore:
     def close(self) -> None:
         """Demote what waits, free what could not be freed before, and stop; the backends stay open.
 
+        It waits for calls of other threads, and refuses later ones.
+
         Raises:
             RuntimeError: when a write-back thread crashed.
         """
-        for write_back in self._write_backs:
-            write_back.stop()
-        for backed in self._tiers:
-            backed.free_again()
-        self.flush()
+        with self._deferral:
+            self.calls.close()
+            if self.calls.was_interrupted:  # its threads may wait for a lock that is not released any more
+                return
+            for write_back in self._write_backs:
+                write_back.stop()
+            for backed in self._tiers:
+                backed.free_again()
+            self._flush(self._write_backs)
 
     def statistics(self) -> list[TierStatistics]:
         """What each tier did so far, the fastest first."""
         with self._lock:
             return [tier.statistics() for tier in self._stack.tiers]
+
+    def damaged_blocks(self) -> int:
+        """Blocks that were found damaged so far, those of detached tiers included."""
+        with self._lock:
+            return self._detached_damaged + sum(tier.counters.damaged for tier in self._stack.tiers)
 
     def check(self) -> None:
         """Verify every tier's invariants while no other thread uses the store.

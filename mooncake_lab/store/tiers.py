@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
-from typing import Final, Generic, NamedTuple, TypeVar, final
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar, final
 
 from mooncake_lab.core import BlockKey
 from mooncake_lab.store.blockstore import Block, BlockStore, Refused, verify
@@ -18,6 +18,8 @@ from mooncake_lab.store.eviction import PolicyFactory, make_policy
 from mooncake_lab.store.health import CircuitBreaker, Counters, TierStatistics
 
 Handle = TypeVar("Handle", bound=Hashable)
+_Noted: TypeAlias = dict[BlockKey, dict[str, bool]]
+"""Of each block that changed since the last report: the tiers concerned, and whether each could read it then."""
 _TYPICAL_BLOCK_BYTES: Final = 2 * 1024**2
 """Turns a capacity into blocks for policies that need to know it."""
 
@@ -31,6 +33,8 @@ class Entry(Generic[Handle]):
     """Whether the bytes are there and intact; until then the block is pinned and not read."""
     has_failed: bool = False
     """Whether a read of it failed: the same block may be written again."""
+    is_dropped: bool = False
+    """Whether its tier was emptied while it was in use: it leaves with its last user."""
 
 
 @dataclass(slots=True)
@@ -41,6 +45,21 @@ class PendingEviction(Generic[Handle]):
     size_bytes: int
     position: int
     users: int = 1
+
+
+class Change(NamedTuple):
+    """A block whose tiers are not those of the last report.
+
+    A block that a shared device was asked for and lacks is reported also where its tiers are the same.
+    """
+
+    key: BlockKey
+    before: tuple[str, ...]
+    """The tiers that could read it then, the fastest first."""
+    now: tuple[str, ...]
+    """The tiers that can read it now."""
+    is_missing: bool
+    """Whether a shared device was asked for it since then and lacks it now."""
 
 
 class WriteOutcome(NamedTuple, Generic[Handle]):
@@ -69,7 +88,9 @@ class TierSpec:
     is_shared: bool = False
     """Whether clients share the device, which then evicts by itself: what leaves here is only forgotten."""
     queue_bytes: int = 0
-    """Part of the capacity that is kept for evicted blocks that wait for the tier below; 0 demotes nothing."""
+    """Part of the capacity for evicted blocks that wait for the tier below, also one that is attached later.
+
+    0 demotes nothing."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.queue_bytes < self.capacity_bytes:
@@ -88,15 +109,15 @@ class Tier(Generic[Handle]):
 
     Args:
         spec: its name, size and settings.
-        index: how many tiers are faster.
-        below: the next slower tier; `None` below the last one, which needs no queue.
     """
 
-    def __init__(self, spec: TierSpec, index: int, below: "Tier[Handle] | None") -> None:
+    def __init__(self, spec: TierSpec) -> None:
         self.spec = spec
-        self.index = index
-        self._below = below
-        capacity = spec.capacity_bytes - (0 if below is None else spec.queue_bytes)
+        self.index = 0
+        """How many tiers are faster."""
+        self.below: Tier[Handle] | None = None
+        """The next slower tier."""
+        capacity = spec.capacity_bytes - spec.queue_bytes
         policy = make_policy(spec.eviction, max(1, capacity // _TYPICAL_BLOCK_BYTES))
         self.blocks = BlockStore[Entry[Handle]](capacity, policy)
         self.pending: dict[BlockKey, PendingEviction[Handle]] = {}
@@ -105,8 +126,8 @@ class Tier(Generic[Handle]):
         self.pending_bytes = 0
         self.freeing: dict[Handle, bool] = {}
         """Handles that are to be freed; true where that failed and is to be tried again."""
-        self.moved: set[BlockKey] | None = None
-        """Keys that came or left since this set was emptied, and some others; None where nobody asks for them."""
+        self.noted: _Noted | None = None
+        """Where changes are noted for the next report; None where nothing reports them."""
         self.counters = Counters()
         self.reads = CircuitBreaker(f"reading from {spec.name}", patience=3)
         self.writes = CircuitBreaker(f"writing to {spec.name}", patience=1)
@@ -172,13 +193,13 @@ class Tier(Generic[Handle]):
             return WriteOutcome(None, unused)
         return WriteOutcome(entry, unused + self._depart(outcome.evicted))
 
-    def end_write(self, key: BlockKey) -> None:
-        """The bytes of a block are there: it can be read."""
+    def end_write(self, key: BlockKey) -> list[Handle]:
+        """The bytes of a block are there: it can be read, unless the tier was emptied meanwhile. What to free."""
         block = self.blocks.peek(key)
-        if block is not None:
+        if block is not None and not block.payload.is_dropped:
+            self.note(key, was_held=block.payload.is_ready)
             block.payload.is_ready = True
-        self.blocks.unpin(key)
-        self._note(key)
+        return self.unpin(key)
 
     def abort_write(self, key: BlockKey) -> list[Handle]:
         """The bytes of a block will not come; what to free."""
@@ -206,8 +227,8 @@ class Tier(Generic[Handle]):
             return self._unref(key)
         block = self.blocks.peek(key)
         if block is not None and is_damaged:
+            self.note(key, was_held=block.payload.is_ready)
             block.payload.is_ready, block.payload.has_failed = False, True
-            self._note(key)
         return self.unpin(key)
 
     def mark_read(self, key: BlockKey, handle: Handle, *, has_failed: bool) -> bool:
@@ -233,7 +254,7 @@ class Tier(Generic[Handle]):
 
     def end_demotion(self, key: BlockKey) -> list[Handle]:
         """A queued block was written into the tier below, or could not be; counts which. What to free."""
-        is_below = self._below is not None and self._below.has_intact(key)
+        is_below = self.below is not None and self.below.has_intact(key)
         self.counters.demoted += is_below
         self.counters.dropped += not is_below
         return self._unref(key)
@@ -248,9 +269,11 @@ class Tier(Generic[Handle]):
         """Hold a block that was found on the device; those that are not held because of it."""
         entry = Entry(handle, is_ready=True)
         outcome = self.blocks.put(key, entry, size_bytes=size_bytes, position=position)
-        self._note(key)
         if isinstance(outcome, Refused):
             return [handle]
+        self.note(key, was_held=False)
+        for old, _ in outcome.evicted:
+            self.note(old, was_held=True)
         return [old.payload.handle for _, old in outcome.evicted if old.payload.handle is not None]
 
     def learn(self, asked: Iterable[BlockKey], found: Mapping[BlockKey, tuple[Handle, int, int]]) -> None:
@@ -261,7 +284,7 @@ class Tier(Generic[Handle]):
             found: handle, bytes and position of those that it has.
         """
         for key in asked:
-            self._note(key)
+            self.note(key, was_held=self.holds(key))
             block, there = self.blocks.peek(key), found.get(key)
             is_other = there is None or (block is not None and block.payload.handle != there[0])
             if block is not None and block.payload.is_ready and is_other:
@@ -273,6 +296,18 @@ class Tier(Generic[Handle]):
             if there is not None and key not in self.blocks:
                 entry = Entry(there[0], is_ready=True)
                 self.blocks.put(key, entry, size_bytes=there[1], position=there[2])
+
+    def clear(self) -> list[Handle]:
+        """Drop every block, those in use with their last user; what to free. Nothing waits for the tier below."""
+        unused = list[Handle]()
+        for key in list(self.blocks):
+            block = self.blocks.peek(key)
+            if block is None or key not in self.blocks.pins:
+                unused += self._remove(key)
+                continue
+            self.note(key, was_held=block.payload.is_ready)
+            block.payload.is_ready, block.payload.is_dropped = False, True
+        return unused
 
     def check(self) -> None:
         """Verify its invariants; see `BlockStore.check`."""
@@ -302,12 +337,11 @@ class Tier(Generic[Handle]):
     def _depart(self, evicted: Iterable[tuple[BlockKey, Block[Entry[Handle]]]]) -> list[Handle]:
         """Queue what the tier below lacks or could not read; what of the rest is to be freed."""
         if self.spec.is_shared:
-            for key, _ in evicted:
-                self._note(key)
+            for key, block in evicted:
+                self.note(key, was_held=block.payload.is_ready)
             return []  # only forgotten: its device chooses what leaves
-        below, unused = self._below, list[Handle]()
+        below, unused = self.below, list[Handle]()
         for key, block in evicted:
-            self._note(key)
             handle, size = block.payload.handle, block.size_bytes
             if handle is None:
                 continue  # not reachable: an entry without bytes is pinned
@@ -321,6 +355,7 @@ class Tier(Generic[Handle]):
                 continue
             else:
                 self.counters.dropped += below is not None
+            self.note(key, was_held=block.payload.is_ready)
             unused += self._free(handle)
         return unused
 
@@ -331,18 +366,20 @@ class Tier(Generic[Handle]):
         if pending.users:
             return []
         del self.pending[key]
-        self._note(key)
+        self.note(key, was_held=True)
         self.pending_bytes -= pending.size_bytes
         return self._free(pending.handle)
 
     def _remove(self, key: BlockKey) -> list[Handle]:
         """Hold a block no longer; what to free."""
-        self._note(key)
-        return self._free(self.blocks.remove(key).payload.handle)
+        entry = self.blocks.remove(key).payload
+        self.note(key, was_held=entry.is_ready)
+        return self._free(entry.handle)
 
-    def _note(self, key: BlockKey) -> None:
-        if self.moved is not None:
-            self.moved.add(key)
+    def note(self, key: BlockKey, *, was_held: bool) -> None:
+        """Note for the next report whether the block could be read here before this change."""
+        if self.noted is not None:
+            self.noted.setdefault(key, {}).setdefault(self.spec.name, was_held)
 
     def _free(self, handle: Handle | None) -> list[Handle]:
         """A handle that is to be freed, and counts as open until `freed`."""
@@ -356,16 +393,51 @@ class Tier(Generic[Handle]):
 class TierStack(Generic[Handle]):
     """Tiers, the fastest first; a new block goes into the first one that takes it. Mutable.
 
+    Args:
+        specs: of the tiers.
+        reports_changes: whether `changes` is called now and then; until it is, the keys that changed are kept.
+
     Raises:
-        ValueError: when there are none.
+        ValueError: when there are no tiers, or changes are reported and two tiers have one name.
     """
 
-    def __init__(self, specs: Sequence[TierSpec]) -> None:
+    def __init__(self, specs: Sequence[TierSpec], *, reports_changes: bool = False) -> None:
         if not specs:
             raise ValueError("a tiered store of 0 tiers; at least 1 is needed")
+        self._noted: _Noted | None = {} if reports_changes else None
         self.tiers: list[Tier[Handle]] = []
-        for index in reversed(range(len(specs))):
-            self.tiers.insert(0, Tier(specs[index], index, self.tiers[0] if self.tiers else None))
+        for spec in specs:
+            self.attach(Tier[Handle](spec))
+
+    def attach(self, tier: Tier[Handle]) -> None:
+        """Demote to this tier from now on, and find what it holds.
+
+        Raises:
+            ValueError: when changes are reported and another tier has its name.
+        """
+        names = [other.spec.name for other in self.tiers]
+        if self._noted is not None and tier.spec.name in names:
+            raise ValueError(f"a tier named {tier.spec.name!r} is there already; the names are {names}")
+        if self.tiers:
+            self.tiers[-1].below = tier
+        tier.index = len(self.tiers)
+        self.tiers.append(tier)
+        tier.noted = self._noted
+        _note_all(tier, was_held=False)
+
+    def detach(self) -> Tier[Handle]:
+        """Do without the last tier from now on, and return it; what its users do to it is not reported.
+
+        Raises:
+            ValueError: when it is the only one.
+        """
+        if len(self.tiers) == 1:
+            raise ValueError(f"{self.tiers[0].spec.name} is the only tier and cannot be detached")
+        tier = self.tiers.pop()
+        self.tiers[-1].below = None
+        _note_all(tier, was_held=True)
+        tier.noted = None
+        return tier
 
     def tier_of(self, key: BlockKey) -> Tier[Handle] | None:
         """The first tier that holds a block; changes nothing."""
@@ -379,7 +451,31 @@ class TierStack(Generic[Handle]):
         """Whether a tier above this one has the block by now, or another writer has begun to write it anywhere."""
         return any(tier.is_taken(key) and (tier.index < index or not tier.holds(key)) for tier in self.tiers)
 
+    def changes(self) -> list[Change]:
+        """What changed since this was last called, in work that follows the changes and not the blocks held."""
+        found = list[Change]()
+        tiers = {tier.spec.name: tier for tier in self.tiers}
+        for key, noted in (self._noted or {}).items():
+            before = [name for name, tier in tiers.items() if noted.get(name, tier.holds(key))]
+            before += [name for name, was_held in noted.items() if was_held and name not in tiers]  # detached
+            now = [name for name, tier in tiers.items() if tier.holds(key)]
+            is_missing = any(
+                name in noted and name not in now for name, tier in tiers.items() if tier.spec.is_shared
+            )
+            if before != now or is_missing:
+                found.append(Change(key, tuple(before), tuple(now), is_missing))
+        if self._noted:
+            self._noted.clear()
+        return found
+
     def check(self) -> None:
         """Verify every tier's invariants."""
         for tier in self.tiers:
             tier.check()
+
+
+def _note_all(tier: Tier[Handle], *, was_held: bool) -> None:
+    """Note every block of a tier that can be read there."""
+    for key in (*tier.blocks, *tier.pending):
+        if tier.holds(key):
+            tier.note(key, was_held=was_held)

@@ -4,6 +4,8 @@ import dataclasses
 import errno
 import random
 import threading
+import time
+import tracemalloc
 
 import flat
 import numpy as np
@@ -24,7 +26,7 @@ from mooncake_lab.store.backends import (
 )
 from mooncake_lab.store.backends.remote_server import BlockServer
 from mooncake_lab.store.backends.ssd_slab import header_bytes
-from mooncake_lab.store.tiered_store import TieredStore
+from mooncake_lab.store.tiers import Tier
 
 SIZE = 16
 LAYOUT = KVLayout(
@@ -33,11 +35,10 @@ LAYOUT = KVLayout(
 """A block of 16 tokens has 64 KiB, over two layers."""
 
 
-def spec_of(tmp_path, *, blocks=8, ssd_blocks=256):
+def spec_of(tmp_path, *, blocks=8, ssd_blocks=256, pool=None):
     """A worker with DRAM and an SSD for some blocks."""
-    cluster = flat.live(
-        cache_tokens=blocks * SIZE, block_size_tokens=SIZE, ssd_dir=str(tmp_path), ssd_tokens=ssd_blocks * SIZE
-    )
+    tokens = {"cache_tokens": blocks * SIZE, "ssd_tokens": ssd_blocks * SIZE}
+    cluster = flat.live(**tokens, block_size_tokens=SIZE, ssd_dir=str(tmp_path), pool=pool)
     return worker_spec(*cluster, "prefill-0", bytes(16))
 
 
@@ -64,7 +65,7 @@ def test_what_it_holds_survives_a_clean_end(tmp_path):
     cache.keep(keys, span)
     cache.close()
     cache = PrefixCache(spec_of(tmp_path), LAYOUT)
-    assert set(cache.found_at_start().added) == set(keys)
+    assert set(cache.news().added) == set(keys)
     found = read(cache, keys)
     assert found[0].shape[1] == 5 * SIZE
     assert all(torch.equal(one, other) for one, other in zip(found, span.layers, strict=True))
@@ -87,7 +88,7 @@ def test_blocks_that_could_not_sink_are_retracted(tmp_path, monkeypatch):
     for turn in range(4):
         keys = keys_of(5, first=10 * turn)
         cache.keep(keys, span_of(5, seed=turn))
-        news = cache.news(keys)
+        news = cache.news()
         held = (held | set(news.added)) - set(news.removed)
     cache._store.flush()
     news = cache.news()
@@ -100,13 +101,8 @@ def test_blocks_that_could_not_sink_are_retracted(tmp_path, monkeypatch):
 def test_news_are_of_what_moved(tmp_path, monkeypatch):
     """After each prompt the cluster knows every block and its tier, and few blocks were looked for."""
     cache, draw = PrefixCache(spec_of(tmp_path), LAYOUT), random.Random(5)
-    tier_of, looked = TieredStore.tier_of, []
-
-    def counted(store, key):
-        looked.append(key)
-        return tier_of(store, key)
-
-    monkeypatch.setattr(TieredStore, "tier_of", counted)
+    holds, looked = Tier.holds, set()
+    monkeypatch.setattr(Tier, "holds", lambda tier, key: looked.add(key) or holds(tier, key))
     every, held, on_ssd, most = keys_of(160), set(), set(), 0
     for turn in range(60):
         first = draw.randrange(len(every) - 3) if turn % 3 == 0 else 4 * turn % 156
@@ -116,16 +112,82 @@ def test_news_are_of_what_moved(tmp_path, monkeypatch):
             cache.promote(draw.sample(every, 2))
         cache._store.flush()
         looked.clear()
-        if news := cache.news(keys):
+        if news := cache.news():
             held = (held | set(news.added)) - set(news.removed)
             on_ssd = (on_ssd | set(news.demoted)) - set(news.promoted) - set(news.removed)
         most = max(most, len(looked))
-        places = {key: tier_of(cache._store, key) for key in every}
+        places = {key: cache._store.tier_of(key) for key in every}
         assert held == {key for key, tier in places.items() if tier}
         assert on_ssd == {key for key, tier in places.items() if tier == "ssd"}
     assert len(held) > 80
     assert most <= 20, "more were looked for than a prompt of four blocks and two that rose can move"
     cache.close()
+
+
+def test_a_report_takes_no_more_memory_in_a_large_cache():
+    """Telling the cluster of a prompt copies nothing that has the size of the cache."""
+    layout, peaks_bytes = dataclasses.replace(LAYOUT, layers=1, head_width=32), {}
+    for blocks in (64, 4096):
+        cluster = flat.live(cache_tokens=blocks * SIZE, block_size_tokens=SIZE)
+        cache = PrefixCache(worker_spec(*cluster, "prefill-0", bytes(16)), layout)
+        kv = KVSpan(fingerprint=b"model", start=0, tokens=4 * SIZE, layers=(torch.zeros(2, 4 * SIZE, 1, 32),))
+        for first in range(0, blocks, 4):
+            cache.keep(keys_of(4, first), kv)
+        assert len(cache.news().added) == blocks
+        cache.keep(keys_of(4, blocks), kv)
+        tracemalloc.start()
+        update = cache.news()
+        peaks_bytes[blocks] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert (set(update.added), set(update.removed)) == (set(keys_of(4, blocks)), set(keys_of(4)))
+        cache.close()
+    assert peaks_bytes[4096] < 2 * peaks_bytes[64]
+
+
+def test_a_pool_comes_and_goes_under_load(tmp_path):
+    """Prompts are kept and read while pools change: what is read is right, and the cluster knows each block."""
+    cache = PrefixCache(spec_of(tmp_path, blocks=8, ssd_blocks=16, pool="remote"), LAYOUT)
+    stop, failures, every, whole = threading.Event(), [], keys_of(64), span_of(64).layers
+
+    def use():
+        draw = random.Random(1)
+        try:
+            while not stop.is_set():
+                first = draw.randrange(60)
+                layers = tuple(layer[:, first * SIZE : (first + 4) * SIZE] for layer in whole)
+                kv = KVSpan(fingerprint=b"model", start=0, tokens=4 * SIZE, layers=layers)
+                cache.keep(every[first : first + 4], kv)
+                for one, other in zip(read(cache, every[first : first + 4]), layers, strict=False):
+                    np.testing.assert_array_equal(one, other[:, : one.shape[1]])
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    thread = threading.Thread(target=use)
+    held, pooled = set(), set()
+    with BlockServer(DramBackend(1 << 24), bytes(32)) as server:
+        thread.start()
+        for turn in range(12):
+            cache.use_pool(pool_client(server) if turn % 3 else None)
+            time.sleep(0.02)
+            if update := cache.news():
+                held = (held | set(update.added)) - set(update.removed)
+                pooled = (pooled | set(update.pooled)) - set(update.unpooled)
+        stop.set()
+        thread.join()
+        cache._store.flush()
+        if update := cache.news():
+            held = (held | set(update.added)) - set(update.removed)
+            pooled = (pooled | set(update.pooled)) - set(update.unpooled)
+        pool = pool_client(server)
+        assert pooled == {block.key for block in pool.blocks()} != set()
+        pool.close()
+        assert held == {key for key in every if cache.match([key])}
+        cache._store.check()
+        cache.use_pool(None)
+        assert set(cache.news().unpooled) == pooled
+        assert failures == []
+        cache.close()
 
 
 def test_forgetting_waits_for_those_who_read(tmp_path):
@@ -172,7 +234,7 @@ def test_damage_is_told_once(tmp_path):
     contents[block.offset_bytes + header_bytes(block.key, LAYOUT.layers) + 100] ^= 1
     contents.tofile(slab)
     cache = PrefixCache(spec_of(tmp_path), LAYOUT)
-    assert set(cache.found_at_start().added) == set(keys)
+    assert set(cache.news().added) == set(keys)
     for _ in keys:
         list(cache.prefix(keys).layers())
     told = cache.news()
@@ -190,11 +252,11 @@ def pool_client(server):
 
 def test_a_reset_does_without_a_pool_that_does_not_answer(tmp_path):
     """The caches are empty afterwards and usable, and the worker has no pool until it is told of the next."""
-    cache, keys = PrefixCache(spec_of(tmp_path), LAYOUT), keys_of(3)
+    cache, keys = PrefixCache(spec_of(tmp_path, pool="remote"), LAYOUT), keys_of(3)
     with BlockServer(DramBackend(1 << 22), bytes(32)) as server:
         cache.use_pool(pool_client(server))
     cache.keep(keys, span_of(3))
-    cache.news(keys)
+    cache.news()
     assert set(cache.forget().removed) == set(keys)
     assert cache.match(keys) == 0
     cache.keep(keys, span_of(3))
@@ -229,7 +291,7 @@ def stalled_pool():
 
 def test_a_pool_that_stalls_costs_nothing_that_dram_holds(tmp_path, stalled_pool):
     """At the end of a worker DRAM is on the SSD before the pool has taken a block that waits for it."""
-    cache, keys = PrefixCache(spec_of(tmp_path, blocks=8, ssd_blocks=16), LAYOUT), keys_of(200)
+    cache, keys = PrefixCache(spec_of(tmp_path, blocks=8, ssd_blocks=16, pool="remote"), LAYOUT), keys_of(200)
     cache.use_pool(stalled_pool.client)
     for first in range(0, 200, 4):  # until a block of the SSD is on its way to the pool
         cache.keep(keys[first : first + 4], span_of(4, seed=first))
@@ -242,13 +304,13 @@ def test_a_pool_that_stalls_costs_nothing_that_dram_holds(tmp_path, stalled_pool
     cache.close()
     assert not stalled_pool.is_over
     cache = PrefixCache(spec_of(tmp_path, blocks=8, ssd_blocks=16), LAYOUT)
-    assert held <= set(cache.found_at_start().added)
+    assert held <= set(cache.news().added)
     cache.close()
 
 
 def test_no_worker_takes_back_what_another_put_into_the_pool():
     """A worker says that a block is not in the pool only where it asked the pool for it."""
-    cluster = flat.live(cache_tokens=8 * SIZE, block_size_tokens=SIZE)
+    cluster = flat.live(cache_tokens=8 * SIZE, block_size_tokens=SIZE, pool="remote")
     with BlockServer(DramBackend(1 << 24), bytes(32)) as server:
         one, other = (PrefixCache(worker_spec(*cluster, "prefill-0", bytes(16)), LAYOUT) for _ in range(2))
         for cache in (one, other):
@@ -257,15 +319,15 @@ def test_no_worker_takes_back_what_another_put_into_the_pool():
         for first in (None, *range(0, 40, 4)):  # what `one` keeps first ends in the pool
             one.keep(keys if first is None else filler[first : first + 4], span_of(4, first or 0))
             one._store.flush()
-        assert set(keys) <= set(one.news([*keys, *filler]).pooled)
+        assert set(keys) <= set(one.news().pooled)
         layers = list(other.pooled(keys[:2], 0))
         other.adopt(keys[:2], list(zip(*layers, strict=True)), first=0)
-        assert other.news(keys).unpooled == ()
+        assert other.news().unpooled == ()
         pool = pool_client(server)
         pool.free(*pool.find(keys[2:]))
         pool.close()
         assert list(other.pooled(keys[2:], 2)) == []
-        assert set(other.news(keys).unpooled) == set(keys[2:])
+        assert set(other.news().unpooled) == set(keys[2:])
         for cache in (one, other):
             cache.close()
 
@@ -274,7 +336,7 @@ def test_damage_is_counted_once_whatever_pool_is_used(tmp_path, monkeypatch):
     """A change of the pool takes nothing from the count of damaged blocks."""
     cache, keys = PrefixCache(spec_of(tmp_path), LAYOUT), keys_of(4)
     cache.keep(keys, span_of(4))
-    cache.news(keys)
+    cache.news()
 
     def damaged(*_args, **_settings):
         raise DamagedBlockError("a planted fault")
@@ -282,7 +344,7 @@ def test_damage_is_counted_once_whatever_pool_is_used(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(DramBackend, "read_into", damaged)
         list(cache.prefix(keys).layers())
-    told = cache.news(keys).damaged_blocks
+    told = cache.news().damaged_blocks
     assert told > 0
     with BlockServer(DramBackend(1 << 22), bytes(32)) as server:
         cache.use_pool(pool_client(server))
@@ -304,7 +366,7 @@ def test_a_folder_of_another_model_is_left_alone(tmp_path):
     keys, span = keys_of(3), span_of(3)
     for model, found in ((b"model", set()), (b"other", set()), (b"model", set(keys)), (b"other", set(keys))):
         cache = PrefixCache(spec_of(tmp_path), dataclasses.replace(LAYOUT, fingerprint=model))
-        update = cache.found_at_start()
+        update = cache.news()
         assert (set() if update is None else set(update.added)) == found
         assert cache.match(keys) == len(found)
         cache.keep(keys, span)

@@ -326,7 +326,7 @@ def test_a_worker_that_ends_does_not_wait_for_a_pool(monkeypatch, tmp_path):
     release.set()
     bench.role._background.shutdown(wait=True)
     cache = PrefixCache(bench.role._context.spec, bench.layout)
-    assert set(cache.found_at_start().added) == set(bench.keys(prompt))
+    assert set(cache.news().added) == set(bench.keys(prompt))
     cache.close()
 
 

@@ -12,8 +12,7 @@ import pytest
 from tier_blocks import LAYERS, PAGE, content, put, read
 
 import mooncake_lab.store
-from mooncake_lab.store.backends import DramBackend
-from mooncake_lab.store.interrupts import Uninterrupted
+from mooncake_lab.store.backends import DramBackend, StorageError
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 ROOT = str(Path(mooncake_lab.store.__file__).parent)
@@ -126,12 +125,34 @@ def assert_well(store):
         store.flush()
 
 
-class TestSection:
-    def test_the_second_signal_does_not_wait(self):
-        """Who presses twice is heard at once."""
-        done = []
-        with pytest.raises(KeyboardInterrupt), Uninterrupted():  # noqa: PT012
+def test_the_second_signal_does_not_wait():
+    """A second Ctrl-C ends a call at once, and with it the store, which refuses all other calls but the last."""
+    with full_store() as store:
+        tier = store._tiers[0]
+        plain, done = tier.backend.write, []
+
+        def write(*given, **named):
             signal.raise_signal(signal.SIGINT)
+            done.append("the first waits")
             signal.raise_signal(signal.SIGINT)
-            done.append("not reached")
-        assert done == []
+            plain(*given, **named)
+
+        tier.backend.write = write
+        with pytest.raises(KeyboardInterrupt):
+            store.put(b"new", content(b"new"))
+        assert done == ["the first waits"]
+        with pytest.raises(StorageError, match="interrupted twice; open it in a new process"):
+            store.put(b"new", content(b"new"))
+
+
+def test_two_stores_share_the_handler():
+    """Whichever store is closed first, Ctrl-C waits for calls of the other and is handled as before at the end."""
+    for order in (0, 1):
+        stores = [contextlib.ExitStack(), contextlib.ExitStack()]
+        opened = [stack.enter_context(full_store()) for stack in stores]
+        stores[order].close()
+        with Interrupt(10), pytest.raises(KeyboardInterrupt):
+            opened[1 - order].put(b"new", content(b"new"))
+        assert_well(opened[1 - order])
+        stores[1 - order].close()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

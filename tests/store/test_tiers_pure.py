@@ -12,19 +12,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mooncake_lab.simulation.pool import NodeCache
 from mooncake_lab.store import Block, BlockStore
 from mooncake_lab.store.eviction import make_policy
-from mooncake_lab.store.tiers import Entry, TierSpec, TierStack
+from mooncake_lab.store.tiers import Change, Entry, Tier, TierSpec, TierStack
 
 SIZE = 10
 
 
-def stack_of(*blocks, queue=2, eviction="lru"):
+def stack_of(*blocks, queue=2, eviction="lru", reports_changes=False):
     """Tiers of so many blocks, and queues of `queue` blocks."""
     queues = [queue * SIZE] * (len(blocks) - 1) + [0]
     return TierStack(
         [
             TierSpec(name=f"tier {i}", capacity_bytes=count * SIZE + wait, queue_bytes=wait, eviction=eviction)
             for i, (count, wait) in enumerate(zip(blocks, queues, strict=True))
-        ]
+        ],
+        reports_changes=reports_changes,
     )
 
 
@@ -43,7 +44,7 @@ def put_at_once(stack, key, handle, position=0):
     return is_stored
 
 
-def write_at_once(tier, key, handle, position):
+def write_at_once(tier, key, handle, position=0):
     """Write a block into one tier; whether the tier takes it."""
     entry, unused = tier.begin_write(key, SIZE, position)
     free_at_once(tier, unused)
@@ -65,7 +66,10 @@ class Transfers(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.stack = stack_of(2, 3, 4)
+        self.stack = stack_of(2, 3, 4, reports_changes=True)
+        self.all_tiers = list(self.stack.tiers)
+        self.reported = {}
+        self.dropped = set()  # writes that were under way when the tiers were emptied
         self.bytes = [{}, {}, {}]  # handle: key, of each tier's device
         self.writing = []
         self.reading = []
@@ -75,7 +79,7 @@ class Transfers(RuleBasedStateMachine):
         """Free at once."""
         for handle in handles:
             del self.bytes[index][handle]
-            self.stack.tiers[index].freed(handle)
+            self.all_tiers[index].freed(handle)
 
     def begin(self, index, key):
         """Place a block, and give it bytes."""
@@ -90,8 +94,9 @@ class Transfers(RuleBasedStateMachine):
     @rule(tier=st.integers(0, 2), key=st.integers(0, 9))
     def write(self, tier, key):
         """A write begins where the tier takes the block."""
-        if self.begin(tier, key):
+        if tier < len(self.stack.tiers) and self.begin(tier, key):
             self.writing.append((tier, key))
+            self.dropped.discard((tier, key))
 
     @precondition(lambda self: self.writing)
     @rule(draw=st.data(), succeeds=st.booleans())
@@ -99,10 +104,10 @@ class Transfers(RuleBasedStateMachine):
         """It ends, or it is aborted and its bytes are freed."""
         tier, key = self.writing.pop(draw.draw(st.integers(0, len(self.writing) - 1)))
         if succeeds:
-            self.stack.tiers[tier].end_write(key)
-            assert self.stack.tiers[tier].holds(key)
+            self.free(tier, self.all_tiers[tier].end_write(key))
+            assert self.all_tiers[tier].holds(key) == ((tier, key) not in self.dropped)
         else:
-            self.free(tier, self.stack.tiers[tier].abort_write(key))
+            self.free(tier, self.all_tiers[tier].abort_write(key))
 
     @rule(key=st.integers(0, 9))
     def read(self, key):
@@ -118,7 +123,7 @@ class Transfers(RuleBasedStateMachine):
     def end_read(self, draw, damaged):
         """Its bytes were there until now; a damaged block is not read again."""
         index, key, handle = self.reading.pop(draw.draw(st.integers(0, len(self.reading) - 1)))
-        tier = self.stack.tiers[index]
+        tier = self.all_tiers[index]
         assert self.bytes[index][handle] == key
         is_leaving = key in tier.pending and tier.pending[key].handle == handle
         self.free(index, tier.end_read(key, handle, is_damaged=damaged))
@@ -132,20 +137,47 @@ class Transfers(RuleBasedStateMachine):
         tier = next(tier for tier in self.stack.tiers if tier.queue)
         key = tier.queue.popleft()
         assert self.bytes[tier.index][tier.pending[key].handle] == key
-        if self.begin(tier.index + 1, key):
+        if tier.below is not None and self.begin(tier.index + 1, key):
             self.stack.tiers[tier.index + 1].end_write(key)
         self.free(tier.index, tier.end_demotion(key))
 
     @rule(tier=st.integers(0, 2))
     def evict(self, tier):
         """One block more leaves, unless all are pinned."""
-        self.free(tier, self.stack.tiers[tier].evict_one() or ())
+        self.free(tier, self.all_tiers[tier].evict_one() or ())
+
+    @precondition(lambda self: not any(tier.queue for tier in self.stack.tiers))
+    @rule()
+    def clear(self):
+        """No tier holds a block any more but for those that leave; what is read or written keeps its bytes."""
+        self.dropped |= {(index, key) for index, key in self.writing if index < len(self.stack.tiers)}
+        for tier in self.stack.tiers:
+            self.free(tier.index, tier.clear())
+            assert not any(tier.holds(key) for key in tier.blocks)
+
+    @rule()
+    def detach_or_attach(self):
+        """The last tier goes with all of its blocks, or comes back with them."""
+        if len(self.stack.tiers) == 3:
+            assert self.stack.detach() is self.all_tiers[-1]
+        else:
+            self.stack.attach(self.all_tiers[-1])
+
+    @rule()
+    def report(self):
+        """Changes lead from what was reported to what is there, and are of changed blocks only."""
+        for key, before, now, is_missing in self.stack.changes():
+            assert self.reported.pop(key, ()) == before != now
+            assert not is_missing
+            self.reported[key] = now
+        places = {key: tuple(t.spec.name for t in self.stack.tiers if t.holds(key)) for key in range(10)}
+        assert {key: held for key, held in self.reported.items() if held} == {k: v for k, v in places.items() if v}
 
     @invariant()
     def every_byte_is_known(self):
         """The devices hold what the tiers know, and what is read or written is never freed."""
-        self.stack.check()
-        for tier, held in zip(self.stack.tiers, self.bytes, strict=True):
+        for tier, held in zip(self.all_tiers, self.bytes, strict=True):
+            tier.check()
             known = {block.payload.handle for key in tier.blocks if (block := tier.blocks.peek(key))}
             assert known | {pending.handle for pending in tier.pending.values()} == set(held)
             read = {key for index, key, _ in self.reading if index == tier.index}
@@ -186,6 +218,53 @@ def test_tiers_at_once_are_two_stores(operations, sizes, eviction):
         ssd.put_run([key for key, _ in evicted], [block for _, block in evicted])
         assert (set(simulated.dram), set(simulated.ssd)) == (set(dram), set(ssd))
         simulated.check()
+
+
+def test_a_report_costs_what_changed():
+    """However many blocks are held, a report looks at those that changed, and at none when nothing did."""
+
+    def counted(counts, plain=Tier.holds):
+        return lambda tier, key: counts.append(key) or plain(tier, key)
+
+    looked = {}
+    for blocks in (100, 10_000):
+        stack = stack_of(blocks, 10, reports_changes=True)
+        for key in range(blocks):
+            write_at_once(stack.tiers[0], key, key)
+        assert len(stack.changes()) == blocks
+        counts = looked[blocks] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Tier, "holds", counted(counts))
+            assert stack.changes() == []
+            assert counts == []
+            put_at_once(stack, "new", "new")
+            counts.clear()
+            found = {change.key: (change.before, change.now) for change in stack.changes()}
+        assert found == {"new": ((), ("tier 0",)), 0: (("tier 0",), ("tier 1",))}
+    assert len(looked[100]) == len(looked[10_000]) <= 8
+
+
+def test_what_a_shared_device_lacks_is_reported():
+    """A block that was asked for and is nowhere is reported as missing, also where nobody here knew of it."""
+    specs = [TierSpec(name=name, capacity_bytes=4 * SIZE, is_shared=name == "pool") for name in ("dram", "pool")]
+    stack = TierStack(specs, reports_changes=True)
+    dram, pool = stack.tiers
+    pool.learn("ab", {"a": ("A", SIZE, 0)})
+    assert set(stack.changes()) == {Change("a", (), ("pool",), False), Change("b", (), (), True)}
+    write_at_once(dram, "c", "C")
+    dram.evict_one()
+    assert stack.changes() == []
+    pool.learn("a", {})
+    assert stack.changes() == [Change("a", ("pool",), (), True)]
+
+
+def test_bad_changes_of_tiers_are_refused():
+    """Two tiers of one name cannot be told apart in a report, and the last tier stays."""
+    stack = stack_of(1, reports_changes=True)
+    with pytest.raises(ValueError, match="a tier named 'tier 0' is there already; the names are"):
+        stack.attach(Tier(TierSpec(name="tier 0", capacity_bytes=SIZE)))
+    with pytest.raises(ValueError, match="tier 0 is the only tier and cannot be detached"):
+        stack.detach()
 
 
 def test_a_full_queue_drops():

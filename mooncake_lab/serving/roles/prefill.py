@@ -101,7 +101,7 @@ class PrefillRole:
         self._layout = context.layout
         self._cache = PrefixCache(context.spec, context.layout)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="cache")
-        context.enqueue(lambda: self._update(self._cache.found_at_start()))  # when the cluster knows this worker
+        context.enqueue(lambda: self._update(self._cache.news()))  # when the cluster knows this worker
 
     @property
     def busy(self) -> bool:
@@ -222,7 +222,7 @@ class PrefillRole:
 
     def _fetched(self, prompt: Prompt) -> None:
         self._end_fetch(prompt)
-        self._update(self._cache.news(prompt.keys))
+        self._update(self._cache.news())
 
     def _peer(self, job: Job, port: int) -> PrefixSource:
         """Another worker's store."""
@@ -255,11 +255,11 @@ class PrefillRole:
         context = self._context
         try:
             pool = None if address is None else open_pool(context.spec, context.layout, address)
-            found = self._cache.use_pool(pool)
+            self._cache.use_pool(pool)
         except (OSError, StorageError) as error:
             _LOG.warning("%s does not use the pool at %s: %s", context.spec.name, address, error)
             return
-        context.enqueue(lambda: self._update(self._cache.news(found)))
+        context.enqueue(lambda: self._update(self._cache.news()))
 
     def _begin(self, prompt: Prompt, held: HeldPrefix, now_s: float) -> None:
         prompt.start_s = now_s
@@ -314,7 +314,7 @@ class PrefillRole:
         )
         if context.spec.prefix_caching:
             self._cache.keep(prompt.keys, self._copies.of(result.kv))
-            self._update(self._cache.news(prompt.keys))
+            self._update(self._cache.news())
 
     def _tier_read(self, held: HeldPrefix, job: Job) -> events.TierRead | None:
         """Copy what of a prefix came from the SSD to DRAM, in the background; the report of that, if any did."""
@@ -339,7 +339,7 @@ class PrefillRole:
 
     def _promote(self, keys: Sequence[bytes]) -> None:
         self._cache.promote(keys)
-        self._context.enqueue(lambda: self._update(self._cache.news(keys)))
+        self._context.enqueue(lambda: self._update(self._cache.news()))
 
     def _update(self, update: messages.CacheUpdate | None) -> None:
         """Tell the cluster what came into the cache and what left it."""
