@@ -1,7 +1,6 @@
-"""Frames over TCP between processes that share a token, with bounded lengths and bounded waits.
+"""Frames (`net.frames`) over TCP between processes that share a token, with bounded waits.
 
-A frame is a fixed header, a msgpack body of a declared type, and a payload. Nothing is unpickled, every
-length is compared with its bound before it is used, and no peer is waited for longer than its bytes may take. The
+Bodies have a declared type, nothing is unpickled, and no peer is waited for longer than its bytes may take. The
 handshake authenticates; it does not encrypt. Use it inside a trusted network, or through a tunnel.
 """
 
@@ -19,6 +18,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from mooncake_lab.net.frames import HEADER_BYTES, ProtocolError, decode_header, encode
+
+__all__ = [
+    "Bytes", "Frame", "PeerRefusedError", "ProtocolError", "TruncatedFrameError", "check_token", "connect",
+    "frame_head", "greet_as_client", "greet_as_server", "receive_head", "receive_into", "receive_message",
+    "send_frame", "skip",
+]  # fmt: skip
+
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 _Message = TypeVar("_Message")
 
@@ -29,16 +36,12 @@ MAX_BODY_BYTES: Final = 2**28
 MIN_TOKEN_BYTES: Final = 16
 MAX_FINGERPRINT_BYTES: Final = 64
 """Of the name of a model, which a client tells in the handshake."""
-_HEADER: Final = struct.Struct("<4sIQ")  # magic, bytes of the body, bytes of the payload
-_MAGIC: Final = b"MCK2"
+_MAX_PAYLOAD_BYTES: Final = 2**64 - 1
+"""Any payload: whoever reads it knows what has to follow its message."""
 _GREETING: Final = b"mooncake-lab-3\0\0"
 _NONCE_BYTES: Final = 32
 _MAC_BYTES: Final = 32
 _MAX_VECTORS: Final = 512
-
-
-class ProtocolError(ConnectionError):
-    """The peer does not speak this protocol, or broke a bound; the connection is closed."""
 
 
 class TruncatedFrameError(ProtocolError):
@@ -148,19 +151,16 @@ def receive_head(peer: socket.socket, timeout_s: float, *, idle_s: float | None 
         ProtocolError: when it is not a frame, or its body is out of bounds.
         ConnectionError: when the peer is gone.
     """
-    begun = bytearray(_HEADER.size)
+    begun = bytearray(HEADER_BYTES)
     first = Frame(peer, socket.SO_RCVTIMEO, 0, timeout_s if idle_s is None else idle_s)
     got = first.receive_some([begun])
     if not got:
         raise ConnectionResetError("the peer closed the connection")
     if got < len(begun):
         Frame(peer, socket.SO_RCVTIMEO, 0, timeout_s).receive([memoryview(begun)[got:]])
-    magic, body_bytes, payload_bytes = _HEADER.unpack(begun)
-    if magic != _MAGIC or body_bytes > MAX_BODY_BYTES:
-        raise ProtocolError(
-            f"a frame that begins with {magic!r} and a body of {body_bytes} bytes; allowed are {_MAGIC!r}"
-            f" and {MAX_BODY_BYTES}"
-        )
+    body_bytes, payload_bytes = decode_header(
+        begun, max_body_bytes=MAX_BODY_BYTES, max_payload_bytes=_MAX_PAYLOAD_BYTES
+    )
     body = bytearray(body_bytes)
     Frame(peer, socket.SO_RCVTIMEO, body_bytes, timeout_s).receive([memoryview(body)])
     return body, payload_bytes
@@ -282,12 +282,7 @@ def _mac(token: bytes, role: bytes, *parts: bytes) -> bytes:
 
 def frame_head(body: msgspec.Struct, payload_bytes: int) -> bytes:
     """The bytes of a frame before its payload; for its errors see `send_frame`."""
-    encoded = msgspec.msgpack.encode(body)
-    if len(encoded) > MAX_BODY_BYTES:
-        raise ProtocolError(
-            f"a {type(body).__name__} of {len(encoded)} bytes; a frame's body may have {MAX_BODY_BYTES}"
-        )
-    return _HEADER.pack(_MAGIC, len(encoded), payload_bytes) + encoded
+    return encode(body, max_body_bytes=MAX_BODY_BYTES, payload_bytes=payload_bytes)
 
 
 @lru_cache(maxsize=32)

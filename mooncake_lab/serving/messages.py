@@ -1,13 +1,11 @@
 """What the cluster and its workers send each other; every message has a declared type, and nothing is unpickled.
 
 The cluster sends workers orders. Workers send reports: the events of the coordinator (`mooncake_lab.cluster`), and
-the tokens that they made. These travel as frames: a magic word, a length checked before it is believed, a body.
-To move KVCache, workers send each other messages, some with bytes behind them, over authenticated TCP
-(`net.wire`). All times are readings of the machine's monotonic clock, which its processes share.
+the tokens that they made. To move KVCache, workers send each other messages, some with bytes behind them, over
+authenticated TCP (`net.wire`). All travel as frames (`net.frames`). All times are readings of the machine's monotonic clock, which its processes share.
 """
 
 import asyncio
-import struct
 from collections.abc import Iterable
 from typing import Annotated, BinaryIO, Final, TypeAlias
 
@@ -15,16 +13,13 @@ import msgspec
 
 from mooncake_lab.cluster import events
 from mooncake_lab.core import DecodeStretch
-from mooncake_lab.net.wire import ProtocolError
+from mooncake_lab.net import frames
 from mooncake_lab.perf import ModelShape
 
-VERSION: Final = 10
+VERSION: Final = 11
 """The version of this protocol; both sides send theirs before anything else."""
 MOST_BODY_BYTES: Final = 16 * 1024**2
 """The largest frame: a prompt of four million tokens."""
-_HEADER: Final = struct.Struct("<4sI")
-_MAGIC: Final = b"MLC1"
-_CUT: Final = "the peer closed the connection in the middle of a frame"
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
@@ -337,54 +332,23 @@ def pack(messages: Iterable[msgspec.Struct]) -> bytes:
     Raises:
         ValueError: when one is larger than a frame may be.
     """
-    parts: list[bytes] = []
-    for message in messages:
-        body = msgspec.msgpack.encode(message)
-        if len(body) > MOST_BODY_BYTES:
-            raise ValueError(
-                f"a {type(message).__name__} message of {len(body)} bytes; allowed are {MOST_BODY_BYTES}"
-            )
-        parts += (_HEADER.pack(_MAGIC, len(body)), body)
-    return b"".join(parts)
+    return b"".join(frames.encode(message, max_body_bytes=MOST_BODY_BYTES) for message in messages)
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """The body of the next frame, `None` at the end of the connection.
-
-    Raises:
-        ProtocolError: when it is no frame, or its length is out of bounds.
-        ConnectionError: when the peer is gone in the middle of one.
-    """
-    head = stream.read(_HEADER.size)
-    if not head:
-        return None
-    size = _body_bytes(head)
-    body = stream.read(size)
-    if len(body) < size:
-        raise ConnectionResetError(_CUT)
-    return body
+    """The body of the next frame, `None` at the end of the connection; for its errors see `frames.read_body`."""
+    return frames.read_body(stream, max_body_bytes=MOST_BODY_BYTES)
 
 
 async def receive_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The body of the next frame, `None` at the end of the connection; for its errors see `read_frame`."""
+    """The body of the next frame, `None` at the end of the connection; for its errors see `frames.read_body`."""
     is_begun = False
     try:
-        head = await reader.readexactly(_HEADER.size)
+        header = await reader.readexactly(frames.HEADER_BYTES)
         is_begun = True
-        return await reader.readexactly(_body_bytes(head))
+        size, _ = frames.decode_header(header, max_body_bytes=MOST_BODY_BYTES, max_payload_bytes=0)
+        return await reader.readexactly(size)
     except asyncio.IncompleteReadError as error:
         if is_begun or error.partial:
-            raise ConnectionResetError(_CUT) from error
+            raise ConnectionResetError(frames.CUT) from error
         return None
-
-
-def _body_bytes(head: bytes) -> int:
-    if len(head) < _HEADER.size:
-        raise ConnectionResetError(_CUT)
-    magic, size = _HEADER.unpack(head)
-    if magic != _MAGIC or size > MOST_BODY_BYTES:
-        raise ProtocolError(
-            f"a frame that begins with {magic!r} and a body of {size} bytes; allowed are {_MAGIC!r}"
-            f" and {MOST_BODY_BYTES}"
-        )
-    return size

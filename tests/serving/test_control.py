@@ -14,7 +14,7 @@ import torch
 from waiting import until
 
 from mooncake_lab.engine import load_model
-from mooncake_lab.net.wire import ProtocolError
+from mooncake_lab.net.frames import MAGIC, ProtocolError
 from mooncake_lab.perf import model_shape
 from mooncake_lab.serving.calibration import measuring_limit_s
 from mooncake_lab.serving.launch import WorkerError
@@ -36,7 +36,7 @@ from mooncake_lab.serving.spec import worker_spec
 from mooncake_lab.serving.supervisor import Supervisor
 from mooncake_lab.serving.worker import Worker
 
-HEADER = struct.Struct("<4sI")
+HEADER = struct.Struct("<4sIQ")
 
 
 def from_socket(sent):
@@ -81,7 +81,7 @@ def test_frames_come_as_they_were(read):
 
 
 @BOTH
-@pytest.mark.parametrize("cut", [1, 7, 8, 9])
+@pytest.mark.parametrize("cut", [1, 15, 16, 17])
 def test_truncated(read, cut):
     """A frame without its end is no end of the connection."""
     with pytest.raises(ConnectionResetError, match="in the middle of a frame"):
@@ -89,10 +89,17 @@ def test_truncated(read, cut):
 
 
 @BOTH
-@pytest.mark.parametrize("head", [HEADER.pack(b"MLC1", MOST_BODY_BYTES + 1), HEADER.pack(b"HTTP", 4) + b"1234"])
-def test_lengths_are_not_believed(read, head):
-    """A body that is announced too large, and another protocol, are refused before anything is read of them."""
-    with pytest.raises(ProtocolError, match=f"allowed are b'MLC1' and {MOST_BODY_BYTES}"):
+@pytest.mark.parametrize(
+    ("head", "says"),
+    [
+        (HEADER.pack(MAGIC, MOST_BODY_BYTES + 1, 0), f"^a frame with a body of {MOST_BODY_BYTES + 1} bytes; allowed"),
+        (HEADER.pack(b"HTTP", 4, 0) + b"1234", "^a frame that begins with b'HTTP'; frames begin with b'MCK2'$"),
+        (HEADER.pack(MAGIC, 1, 7) + b"12345678", "^a frame with a payload of 7 bytes; allowed are 0$"),
+    ],
+)
+def test_lengths_are_not_believed(read, head, says):
+    """What is no frame of a worker is refused before anything is read of it, each fault by its own sentence."""
+    with pytest.raises(ProtocolError, match=says):
         read(head)
 
 
@@ -187,7 +194,7 @@ def ready(version=VERSION):
     [
         ((pack([ready(VERSION + 1)]),), f"version={VERSION + 1}.*this cluster speaks version {VERSION}"),
         ((pack([Pong(1, 0.0)]),), "first message is Pong"),
-        ((b"GET / HTTP/1.1\r\n\r\n",), "allowed are b'MLC1'"),
+        ((b"GET / HTTP/1.1\r\n\r\n",), "frames begin with b'MCK2'"),
         ((pack([Ping(1)]),), "[Ii]nvalid"),
         ((), "did not start: exited with status 3"),
     ],
@@ -211,7 +218,7 @@ def test_nonsense_later_ends_a_worker(fake_pool, caplog):
     async def running():
         gone = asyncio.Event()
         alone = flat.live(device="cpu", coupled_nodes=1)
-        supervisor = supervised(alone, fake_pool(pack([ready()]), b"\0" * 8), lambda *_: gone.set())
+        supervisor = supervised(alone, fake_pool(pack([ready()]), b"\0" * 16), lambda *_: gone.set())
         await supervisor.start()
         await asyncio.wait_for(gone.wait(), 20)
         await asyncio.sleep(0.05)
@@ -219,7 +226,7 @@ def test_nonsense_later_ends_a_worker(fake_pool, caplog):
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(running())
-    assert "allowed are b'MLC1'" in caplog.text
+    assert "frames begin with b'MCK2'" in caplog.text
 
 
 @pytest.mark.parametrize(

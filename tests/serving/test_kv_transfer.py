@@ -330,13 +330,14 @@ def test_truncated_frame(reception, came, cut):
     """A frame that its sender cuts short is refused by how much is missing; nothing of it is delivered."""
     message, values = piece(0, 0, 5)
     body = wire.msgspec.msgpack.encode(message)
-    frame = wire._HEADER.pack(wire._MAGIC, len(body), values.nbytes) + body + bytes_of(values).tobytes()
+    head = wire.frame_head(message, values.nbytes)
+    frame = head + bytes_of(values).tobytes()
     with dial(reception.port, WHO) as peer:
         wire.send_frame(peer, StartTransfer(job=JOB, tokens=5), (), 5)
         peer.sendall(frame[:cut])
         peer.shutdown(socket.SHUT_WR)
         reason = refusal_of(peer)
-    part = {3: wire._HEADER.size, 20: wire._HEADER.size + len(body), -1: len(frame)}[cut]
+    part = {3: len(head) - len(body), 20: len(head), -1: len(frame)}[cut]
     assert f"in the middle of a frame, {part - len(frame[:cut])} bytes too early" in reason
     assert came.empty()
 

@@ -39,6 +39,7 @@ GIVEN: Final = tuple(
         "course.grading.confine",
         "course.grading.messages",
         "course.round_estimates",
+        "net.frames",
         "perf.cpp",
         "perf.latency",
         "perf.roofline",

@@ -1,27 +1,25 @@
 """What a grader and a submission say to each other: plain data, typed, over a pipe.
 
 The submission runs in a process of its own and is believed nothing: it answers questions, and the grader checks
-the answers. A frame is four bytes of length and a msgpack message.
+the answers. They are framed as everywhere in this package (`net.frames`).
 """
 
-import io
-import struct
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, BinaryIO, Final, Literal, NamedTuple
 
 import msgspec
 
 from mooncake_lab.batching import Limits, Plan, Progress
 from mooncake_lab.conductor import ClusterView, DecodeView, Placement, Rejection
 from mooncake_lab.core import KIB, MIB, SLO, BlockKey, Request
+from mooncake_lab.net import frames
 
 LONGEST_QUESTION_BYTES: Final = 16 * MIB
 LONGEST_ANSWER_BYTES: Final = 64 * KIB
 """No answer that is asked for comes near it."""
-_HEAD: Final = struct.Struct("<I")
-HEAD_BYTES: Final = _HEAD.size
-"""What announces the length of a frame."""
+_ANY_BYTES: Final = 2**32 - 1
+"""A frame that is too large is refused by the side that reads it."""
 
 
 class Passes(msgspec.Struct, frozen=True, tag="passes"):
@@ -128,29 +126,22 @@ Reply = Answer | Raised
 
 def pack(message: Any) -> bytes:
     """A frame."""
-    body = msgspec.msgpack.encode(message)
-    return _HEAD.pack(len(body)) + body
+    return frames.encode(message, max_body_bytes=_ANY_BYTES)
 
 
-def length_of(head: bytes, most_bytes: int) -> int:
-    """How many bytes follow a frame's head.
+def length_of(header: bytes, most_bytes: int) -> int:
+    """How many bytes follow the header of a frame.
 
     Raises:
-        ValueError: when it announces more than is allowed.
+        ProtocolError: when it is no frame, or announces more than is allowed.
     """
-    (length,) = _HEAD.unpack(head)
-    if length > most_bytes:
-        raise ValueError(f"an answer of {length:,} bytes; allowed are {most_bytes:,}")
-    return length
+    return frames.decode_header(header, max_body_bytes=most_bytes, max_payload_bytes=0)[0]
 
 
-def read_question(stream: io.BufferedIOBase) -> bytes | None:
+def read_question(stream: BinaryIO) -> bytes | None:
     """The next frame's body, as the submission's side reads it; None at the end.
 
     Raises:
-        ValueError: when the frame is too long.
+        ProtocolError: when it is no frame, or too long.
     """
-    head = stream.read(HEAD_BYTES)
-    if len(head) < HEAD_BYTES:
-        return None
-    return stream.read(length_of(head, LONGEST_QUESTION_BYTES))
+    return frames.read_body(stream, max_body_bytes=LONGEST_QUESTION_BYTES)

@@ -31,7 +31,6 @@ from mooncake_lab.course.grading.confine import (
 )
 from mooncake_lab.course.grading.memory_group import MemoryGroup
 from mooncake_lab.course.grading.messages import (
-    HEAD_BYTES,
     LONGEST_ANSWER_BYTES,
     SIGNATURES,
     Answer,
@@ -48,6 +47,7 @@ from mooncake_lab.course.grading.messages import (
     pack,
 )
 from mooncake_lab.course.grading.watch import LOOK_S, Wait, Watch
+from mooncake_lab.net.frames import HEADER_BYTES, ProtocolError
 from mooncake_lab.store import NothingToEvictError
 
 _START_S: Final = 60.0
@@ -222,9 +222,9 @@ class Submission:
 
     def _receive(self, deadline_s: float) -> Answer:
         try:
-            length = length_of(self._read(HEAD_BYTES, deadline_s), LONGEST_ANSWER_BYTES)
+            length = length_of(self._read(HEADER_BYTES, deadline_s), LONGEST_ANSWER_BYTES)
             reply = self._decoder.decode(self._read(length, deadline_s))
-        except (ValueError, msgspec.MsgspecError) as error:
+        except (ValueError, ProtocolError, msgspec.MsgspecError) as error:
             raise SubmissionError(f"its process answered nonsense: {error}") from error
         if isinstance(reply, Raised):
             if reply.kind == NothingToEvictError.__name__:
