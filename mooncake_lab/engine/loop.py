@@ -13,7 +13,7 @@ from mooncake_lab.engine.blocks import BlockAllocator, EngineBlocks
 from mooncake_lab.engine.config import LlamaConfig
 from mooncake_lab.engine.graphs import DecodeGraphs, capture_cuda
 from mooncake_lab.engine.kvcache import KVCache, KVSpan, fingerprint
-from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix, PrefixLostError
+from mooncake_lab.engine.layerwise.loader import LayerLoader, PrefixLostError
 from mooncake_lab.engine.model import LlamaModel
 from mooncake_lab.engine.runner import ModelRunner, Work
 from mooncake_lab.engine.sequence import FinishReason, GenerationRequest, Output, RunningRequest, check_fits, enter
@@ -139,7 +139,7 @@ class Engine:
         self,
         request: GenerationRequest,
         *,
-        kv: Sequence[KVSpan] | ArrivingPrefix = (),
+        kv: Sequence[KVSpan] | LayerLoader = (),
         generated: Sequence[int] = (),
         before_release: Callable[[RunningRequest], None] | None = None,
     ) -> int:
@@ -158,11 +158,11 @@ class Engine:
         check_fits(request, generated, self.limits, self.runner.model.config.vocabulary)
         entered = enter(self._next_id, request, self._clock(), self.settings.block_size_tokens, generated)
         entered.before_release = before_release
-        given = self.runner.accept([kv] if isinstance(kv, ArrivingPrefix) else kv)
+        given = self.runner.accept([kv] if isinstance(kv, LayerLoader) else kv)
         if given > entered.known:
             raise ValueError(f"KVCache of {given} tokens is given for a request of {entered.known}")
         cached = min(given, entered.known - 1)  # the last token is always computed, because its logits are needed
-        if isinstance(kv, ArrivingPrefix):
+        if isinstance(kv, LayerLoader):
             kv.limit(cached)
             entered.kv_loader = kv if cached else None
         else:

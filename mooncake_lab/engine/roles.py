@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from mooncake_lab.batching import BatchingPolicy, DecodeOnly, PrefillOnly, SarathiServe
 from mooncake_lab.engine.kvcache import KVSpan
-from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
+from mooncake_lab.engine.layerwise.loader import LayerLoader
 from mooncake_lab.engine.loop import Engine, EngineSettings
 from mooncake_lab.engine.model import LlamaModel
 from mooncake_lab.engine.sampling import GREEDY, Sampling
@@ -52,7 +52,7 @@ class PrefillEngine:
         self._kv: dict[int, KVSpan] = {}
         self._ended: list[PrefillResult] = []  # not yet returned by a step
 
-    def submit(self, request: GenerationRequest, *, prefix: Sequence[KVSpan] | ArrivingPrefix = ()) -> int:
+    def submit(self, request: GenerationRequest, *, prefix: Sequence[KVSpan] | LayerLoader = ()) -> int:
         """Let a prompt wait; its id.
 
         Args:
@@ -64,7 +64,7 @@ class PrefillEngine:
         """
 
         def keep(done: RunningRequest) -> None:
-            given = sum(span.tokens for span in ((prefix,) if isinstance(prefix, ArrivingPrefix) else prefix))
+            given = sum(span.tokens for span in ((prefix,) if isinstance(prefix, LayerLoader) else prefix))
             self._kv[done.id] = self.engine.runner.export(done, given, done.known - 1)
 
         return self.engine.submit(replace(request, max_new_tokens=1), kv=prefix, before_release=keep)

@@ -8,7 +8,7 @@ import numpy as np
 from mooncake_lab.batching import Segment
 from mooncake_lab.engine.graphs import DecodeGraphs
 from mooncake_lab.engine.kvcache import KVCache, KVSpan
-from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
+from mooncake_lab.engine.layerwise.loader import LayerLoader
 from mooncake_lab.engine.model import LayerHook, LlamaModel
 from mooncake_lab.engine.packing import Piece, pack
 from mooncake_lab.engine.sampling import sample, without
@@ -67,7 +67,7 @@ class ModelRunner:
                 self.cache.write(layer, table, span.start, tensor)
         request.swapped_kv = ()
 
-    def accept(self, spans: Sequence[KVSpan | ArrivingPrefix]) -> int:
+    def accept(self, spans: Sequence[KVSpan | LayerLoader]) -> int:
         """Check that spans are this model's and follow each other from position 0; how many tokens they hold.
 
         Raises:

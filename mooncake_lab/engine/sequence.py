@@ -11,7 +11,7 @@ import torch
 from mooncake_lab.batching import Limits, Progress
 from mooncake_lab.core import BlockKey, blocks_for
 from mooncake_lab.engine.kvcache import KVSpan
-from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
+from mooncake_lab.engine.layerwise.loader import LayerLoader
 from mooncake_lab.engine.sampling import GREEDY, Sampling
 
 FinishReason = Literal["length", "end_token", "cancelled", "rejected"]
@@ -96,7 +96,7 @@ class RunningRequest:
     """Keys of its full blocks, as far as its tokens were known when they were named."""
     swapped_kv: tuple[KVSpan, ...] = ()
     """Its KVCache while it is outside the engine: given from elsewhere, or swapped out."""
-    kv_loader: ArrivingPrefix | None = None
+    kv_loader: LayerLoader | None = None
     """KVCache of its first tokens that is brought layer by layer, until its first iteration is over."""
     before_release: "Callable[[RunningRequest], None] | None" = None
     """Called when it is done, while it still holds its blocks."""

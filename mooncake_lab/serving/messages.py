@@ -2,7 +2,8 @@
 
 The cluster sends workers orders. Workers send reports: the events of the coordinator (`mooncake_lab.cluster`), and
 the tokens that they made. To move KVCache, workers send each other messages, some with bytes behind them, over
-authenticated TCP (`net.wire`). All travel as frames (`net.frames`). All times are readings of the machine's monotonic clock, which its processes share.
+authenticated TCP (`net.wire`). All travel as frames (`net.frames`). All times are readings of the machine's
+monotonic clock, which its processes share.
 """
 
 import asyncio

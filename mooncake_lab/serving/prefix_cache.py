@@ -1,14 +1,14 @@
 """A prefill worker's store of prefix blocks: its DRAM, its SSD, and the pool that all workers share.
 
-A prefix is read layer by layer while the prompt behind it is computed (arXiv Fig. 7), wherever it lies:
-`HeldPrefix` reads the worker's own tiers, and `ArrivingBlocks` what comes from another worker or from the pool.
+A prefix is read layer by layer while the prompt behind it is computed (arXiv Fig. 7), wherever it lies: a
+`PrefixPlan` reads the worker's own tiers, and takes in what comes from another worker or from the pool.
 """
 
 import mmap
 import secrets
 import threading
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
@@ -21,7 +21,7 @@ from mooncake_lab.cluster import POOL
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
 from mooncake_lab.serving.kv_transfer import LayerStream
-from mooncake_lab.serving.kv_transfer.fetch import ArrivingBlocks
+from mooncake_lab.serving.kv_transfer.fetch import PrefixSource
 from mooncake_lab.serving.messages import CacheUpdate
 from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.spec import WorkerSpec
@@ -50,49 +50,148 @@ SSD: Final = "ssd"
 
 
 @final
-class HeldPrefix:
-    """The leading blocks of a prompt that are here or on their way: a `LayerSource`. Mutable: it counts its reads.
+class PrefixPlan:
+    """Where the leading blocks of a prompt are: in this worker's own tiers, and on their way from elsewhere.
 
-    A block that is evicted or found damaged before its last layer is read counts as lost.
+    It is the `LayerSource` of an engine, and of other workers. Blocks from elsewhere (FAST'25 Algorithm 1) come
+    layer by layer: one thread takes them in while others read. Either all layers of such a block come, or it is
+    lost, like all behind it; after `give_up` all that are not complete are. A block of this worker that is evicted
+    or found damaged before its last layer is read is lost, too. Mutable.
+
+    Args:
+        cache: of this worker.
+        keys: of the prompt.
     """
 
-    def __init__(
-        self, cache: "PrefixCache", keys: Sequence[bytes], local: int, arriving: ArrivingBlocks | None
-    ) -> None:
+    def __init__(self, cache: "PrefixCache", keys: Sequence[bytes]) -> None:
         self.keys = keys
-        self._cache = cache
-        self._local = local
-        self._arriving = arriving
+        self.blocks = 0
+        """How many can be loaded, by the last `match`."""
         self.ssd_bytes = 0
-        """What of it came from the SSD."""
+        """Bytes that were read from the SSD."""
         self.ssd_start_s = self.ssd_end_s = 0.0
-        """When its first byte was asked for, and when its last came (monotonic clock)."""
+        """When the first of them was asked for, and when the last came (monotonic clock)."""
+        self.fetched_blocks = 0
+        """How many come from elsewhere, as far as is known now; from the first layer on it only shrinks."""
+        self.fetch_start_s = self.fetch_end_s = time.monotonic()
+        """When they were asked for, and when the last byte came or they were given up (monotonic clock)."""
+        self._cache = cache
+        self._local = 0
+        self._fetched_from = 0
+        """Position of the first block from elsewhere in the prompt."""
+        self._layers: list[torch.Tensor] = []
+        self._shares: list[tuple[str, int]] = []
+        """By source, how many blocks it has."""
+        self._turn = threading.Condition()
+        self._is_over = False
 
-    @property
-    def blocks(self) -> int:
-        """How many there are."""
-        return len(self.keys)
+    def match(self, *, read_from_ssd: int | None = None) -> int:
+        """How many of the leading blocks can be loaded: those that are here, and behind them those that come.
+
+        Args:
+            read_from_ssd: leading blocks behind which the first one on the SSD ends the prefix; None reads all.
+        """
+        self._local = self.blocks = self._cache.match(self.keys, read_from_ssd=read_from_ssd)
+        if self.fetched_blocks and self._fetched_from <= self._local:
+            self.blocks = max(self._local, self._fetched_from + self.fetched_blocks)
+        return self.blocks
 
     def read(self, layer: int, block: int, into: torch.Tensor) -> bool:
         """Fill a CPU tensor with one layer of one block; see `LayerSource`."""
-        if block >= self._local:
-            return self._arriving is not None and self._arriving.read(layer, block - self._arriving.first, into)
-        return self._read(layer, block, [into])
+        if block < self._local:
+            return self._read_local(layer, block, [into])
+        block -= self._fetched_from
+        with self._turn:
+            self._turn.wait_for(lambda: len(self._layers) > layer or block >= self.fetched_blocks or self._is_over)
+            if block >= self.fetched_blocks or len(self._layers) <= layer:
+                return False
+            into.copy_(self._layers[layer][block])
+        return True
 
-    def layers(self, *, together: int = 1) -> LayerStream:
-        """Layer after layer of the blocks that are here, up to the first that is lost, read so many at once."""
-        layout, blocks = self._cache.layout, self._local
+    def layers(self, blocks: int | None = None, *, together: int = 1) -> LayerStream:
+        """Layer after layer of the blocks that are here, up to the first that is lost.
+
+        Args:
+            blocks: how many of the leading ones; None is what `match` found.
+            together: layers that are read at once.
+        """
+        layout, blocks = self._cache.layout, self._local if blocks is None else blocks
         for first in range(0, layout.layers, together):
             layers = torch.empty((together, blocks, *layout.layer_shape), dtype=layout.dtype)
             for block in range(blocks):
-                if not self._read(first, block, list(layers[:, block])):
+                if not self._read_local(first, block, list(layers[:, block])):
                     blocks = block
                     break
             if not blocks:
                 return
             yield from layers[:, :blocks]
 
-    def _read(self, first_layer: int, block: int, layers: Sequence[torch.Tensor]) -> bool:
+    def fetch(self, blocks: int, sources: Mapping[str, PrefixSource], begun: Callable[[], None]) -> None:
+        """Take in what these sources have of the leading blocks and this worker lacks, and keep it in the cache.
+
+        Each source is asked for what the one before it lacks.
+
+        Args:
+            blocks: how many of the leading ones.
+            sources: by name.
+            begun: called when the first layer is here.
+        """
+        first = self._fetched_from = self._cache.match(self.keys[:blocks])
+        keys = self.keys[first:blocks]
+        streams, parts, found = list[LayerStream](), list[torch.Tensor](), 0
+        for name, source in sources.items():
+            stream = source(keys[found:], first + found)
+            part = next(stream, None) if found < len(keys) else None
+            if part is not None:
+                streams.append(stream)
+                parts.append(part)
+                self._shares.append((name, len(part)))
+                found += len(part)
+        while parts and self._add(torch.cat(parts) if len(parts) > 1 else parts[0]):
+            if len(self._layers) == 1:
+                begun()
+            parts = self._next(streams)
+        self.give_up()
+        complete = [tuple(layer[block] for layer in self._layers) for block in range(self.fetched_blocks)]
+        self._cache.adopt(keys[: self.fetched_blocks], complete, first=first)
+
+    def give_up(self) -> None:
+        """Wait for no more from elsewhere: what is not complete is lost."""
+        with self._turn:
+            if not self._is_over:
+                self.fetched_blocks, self._is_over, self.fetch_end_s = 0, True, time.monotonic()
+                self._turn.notify_all()
+
+    def bytes_by_source(self) -> dict[str, int]:
+        """What is complete of the blocks from elsewhere, by their source."""
+        found, left = dict[str, int](), self.fetched_blocks
+        for name, share in self._shares:
+            found[name] = min(share, left) * sum(layer[0].nbytes for layer in self._layers)
+            left -= min(share, left)
+        return found
+
+    def _next(self, streams: Sequence[LayerStream]) -> list[torch.Tensor]:
+        """The next layer from each stream, up to the first block that is lost."""
+        parts = list[torch.Tensor]()
+        for stream, (_, share) in zip(streams, self._shares, strict=True):
+            part = next(stream, None)
+            if part is not None:
+                parts.append(part)
+            if part is None or len(part) < share:
+                break
+        return parts
+
+    def _add(self, layer: torch.Tensor) -> bool:
+        """Take in the next layer; whether more are wanted."""
+        with self._turn:
+            if not self._is_over:
+                self._layers.append(layer)
+                self.fetched_blocks, self.fetch_end_s = len(layer), time.monotonic()
+                self._is_over = len(self._layers) == self._cache.layout.layers
+                self._turn.notify_all()
+            return not self._is_over
+
+    def _read_local(self, first_layer: int, block: int, layers: Sequence[torch.Tensor]) -> bool:
         start_s = time.monotonic()
         tier = self._cache.read_into(self.keys[block], layers, first_layer=first_layer)
         if tier == SSD:
@@ -135,27 +234,23 @@ class PrefixCache:
         self._damaged = 0
         """Damaged blocks that were reported."""
 
-    def match(self, keys: Sequence[bytes]) -> int:
-        """How many of the leading keys are the worker's own; changes nothing."""
-        return sum(1 for _ in takewhile(lambda key: self._store.tier_of(key) not in {None, POOL}, keys))
-
-    def prefix(
-        self, keys: Sequence[bytes], arriving: ArrivingBlocks | None = None, *, read_from_ssd: int | None = None
-    ) -> HeldPrefix:
-        """The leading blocks that are here now, and those on their way behind them, to be read layer by layer.
+    def match(self, keys: Sequence[bytes], *, read_from_ssd: int | None = None) -> int:
+        """How many of the leading keys are the worker's own; changes nothing.
 
         Args:
             keys: of a prompt.
-            arriving: blocks that come from elsewhere.
             read_from_ssd: leading blocks behind which the first one on the SSD ends the prefix; None reads all.
         """
-        local = blocks = self.match(keys)
-        if read_from_ssd is not None:
-            below = (place for place in range(read_from_ssd, local) if self._store.tier_of(keys[place]) == SSD)
-            local = blocks = next(below, local)
-        if arriving is not None and arriving.first <= local:
-            blocks = max(local, arriving.first + arriving.blocks)
-        return HeldPrefix(self, keys[:blocks], local, arriving)
+        limit = len(keys) if read_from_ssd is None else read_from_ssd
+        tiers = map(self._store.tier_of, keys)
+        own = takewhile(lambda found: found[1] not in {None, POOL}, enumerate(tiers))
+        return sum(1 for _ in takewhile(lambda found: found[1] != SSD or found[0] < limit, own))
+
+    def prefix(self, keys: Sequence[bytes]) -> PrefixPlan:
+        """The leading blocks that are here now, to be read layer by layer."""
+        plan = PrefixPlan(self, keys)
+        plan.match()
+        return plan
 
     def read_into(self, key: bytes, layers: Sequence[torch.Tensor], *, first_layer: int = 0) -> str | None:
         """Fill tensors with layers of a block; the tier that had it, or None where no tier could deliver it."""
@@ -163,9 +258,9 @@ class PrefixCache:
 
     def pooled(self, keys: Sequence[bytes], first: int) -> LayerStream:
         """The leading blocks that are here or in the pool, which is asked; see `PrefixSource`."""
-        found = self._store.match_prefix(keys, first=first)
-        held = HeldPrefix(self, keys[:found], found, None)
-        for layer in held.layers(together=1 if self._pool_reads_layers else self.layout.layers):
+        blocks = self._store.match_prefix(keys, first=first)
+        together = 1 if self._pool_reads_layers else self.layout.layers
+        for layer in PrefixPlan(self, keys).layers(blocks, together=together):
             self._link.hold(layer.nbytes)
             yield layer
 

@@ -16,8 +16,8 @@ from typing import Final, final
 import msgspec
 
 from mooncake_lab.cluster import POOL, ClusterSpec
-from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
 from mooncake_lab.net.frames import ProtocolError
+from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
 from mooncake_lab.serving import messages
 from mooncake_lab.serving.launch import LaunchedWorker, Launcher, WorkerError, pause_before_restart_s
 from mooncake_lab.serving.launch.local import WorkerPool

@@ -8,7 +8,7 @@ from fake_streams import OnDevice
 from mooncake_lab.engine.host_copies import HostCopies
 from mooncake_lab.engine.kv_layout import KVLayout
 from mooncake_lab.engine.kvcache import KVSpan
-from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix, PrefixLostError
+from mooncake_lab.engine.layerwise.loader import LayerLoader, PrefixLostError
 
 LAYERS, TOKENS = 5, 4
 LAYOUT = KVLayout(
@@ -42,7 +42,7 @@ def wanted(layer):
 def load(streams, source, on_layer=None):
     """Load all layers; what the cache then holds, by layer."""
     cache, held = fake_streams.fake_cache(LAYERS, TOKENS, 2, 3, lambda: streams.current)
-    prefix = ArrivingPrefix(source, LAYOUT, on_layer=on_layer)
+    prefix = LayerLoader(source, LAYOUT, on_layer=on_layer)
     prefix.begin(cache, [7])
     return prefix, held
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mooncake_lab.engine import EngineSettings, GenerationRequest, PrefillEngine
 from mooncake_lab.engine.kv_layout import KVLayout
-from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
+from mooncake_lab.engine.layerwise.loader import LayerLoader
 from mooncake_lab.engine.layerwise.prefill import KVWriter, LayerwisePrefill, LeavingKV, StoredBlocks
 from mooncake_lab.store.backends import DramBackend, SsdBackend
 from mooncake_lab.store.backends.ssd import model_folder
@@ -104,7 +104,7 @@ def test_a_lost_block_is_computed_again(model, layer, block, second, overlap):
         layerwise.flush()
         source = StoredBlocks(store, layerwise.layout.keys(prompt)[:4])
         faulty = Faulty(Faulty(source, layer, block), 1, second)
-        arriving = ArrivingPrefix(faulty, layerwise.layout, whole=not overlap)
+        arriving = LayerLoader(faulty, layerwise.layout, whole=not overlap)
         asked = [GenerationRequest(prompt=one) for one in (other, prompt)]
         ids = [engine.submit(asked[0]), engine.submit(asked[1], prefix=arriving)]
         results = {}
@@ -184,7 +184,7 @@ def test_computation_waits_only_for_its_own_layer(model):
         layerwise.prefill(prompt)
         layerwise.flush()
         source = Meeting(StoredBlocks(store, layerwise.layout.keys(prompt)[:4]))
-        arriving = ArrivingPrefix(source, layerwise.layout)
+        arriving = LayerLoader(source, layerwise.layout)
         engine.submit(GenerationRequest(prompt=prompt, on_kv=source.on_kv), prefix=arriving)
         (result,) = engine.step()
         assert (result.reused_tokens, arriving.lost_blocks, arriving.is_complete) == (32, 0, True)
@@ -249,7 +249,7 @@ def test_a_cancelled_request_is_written_into_no_more(model):
         layerwise.prefill(prompt)
         layerwise.flush()
         source = StoredBlocks(store, layerwise.layout.keys(prompt)[:4])
-        arriving = ArrivingPrefix(Faulty(source, 0, 2), layerwise.layout)
+        arriving = LayerLoader(Faulty(source, 0, 2), layerwise.layout)
         asked = engine.submit(GenerationRequest(prompt=prompt), prefix=arriving)
         assert engine.step() == []
         engine.engine.cancel(asked)

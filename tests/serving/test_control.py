@@ -92,7 +92,10 @@ def test_truncated(read, cut):
 @pytest.mark.parametrize(
     ("head", "says"),
     [
-        (HEADER.pack(MAGIC, MOST_BODY_BYTES + 1, 0), f"^a frame with a body of {MOST_BODY_BYTES + 1} bytes; allowed"),
+        (
+            HEADER.pack(MAGIC, MOST_BODY_BYTES + 1, 0),
+            f"^a frame with a body of {MOST_BODY_BYTES + 1} bytes; allowed",
+        ),
         (HEADER.pack(b"HTTP", 4, 0) + b"1234", "^a frame that begins with b'HTTP'; frames begin with b'MCK2'$"),
         (HEADER.pack(MAGIC, 1, 7) + b"12345678", "^a frame with a payload of 7 bytes; allowed are 0$"),
     ],

@@ -1,6 +1,6 @@
 """A prefill engine over a store: what is held is loaded, what is computed is stored, both layer by layer.
 
-`ArrivingPrefix` loads. New keys and values leave through a `LeavingKV` per request, and the thread of a `KVWriter`
+`LayerLoader` loads. New keys and values leave through a `LeavingKV` per request, and the thread of a `KVWriter`
 writes them into the store.
 """
 
@@ -16,7 +16,7 @@ import torch
 from mooncake_lab.core import MIB
 from mooncake_lab.engine.host_copies import HostCopies, HostCopy
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
-from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
+from mooncake_lab.engine.layerwise.loader import LayerLoader
 from mooncake_lab.engine.roles import PrefillEngine, PrefillResult, Prompt
 from mooncake_lab.engine.sequence import GenerationRequest
 from mooncake_lab.store.backed_tier import BlockWriter
@@ -306,23 +306,23 @@ class LayerwisePrefill:
         """
         keys = self.layout.keys(prompt)
         held = keys[: self._store.match_prefix(keys)]
-        arriving = ArrivingPrefix(StoredBlocks(self._store, held), self.layout, whole=not self._overlap)
+        loader = LayerLoader(StoredBlocks(self._store, held), self.layout, whole=not self._overlap)
         leaving = LeavingKV(self.writer, keys, whole=not self._overlap) if keep else None
         with self._pinned(held):
             request = GenerationRequest(prompt=prompt, on_kv=leaving.on_layer if leaving else None)
-            asked = self._engine.submit(request, prefix=arriving if held else ())
+            asked = self._engine.submit(request, prefix=loader if held else ())
             try:
                 result = self._engine.wait(asked)
             finally:
                 if leaving is not None:
                     leaving.end()
-        if arriving.is_complete:
+        if loader.is_complete:
             self.writer.do(self._store.promote, held)
         return LayerwiseResult(
             prefill=result,
-            loaded_tokens=arriving.tokens if arriving.is_complete else 0,
-            lost_blocks=arriving.lost_blocks,
-            waited_s=arriving.waited_s,
+            loaded_tokens=loader.tokens if loader.is_complete else 0,
+            lost_blocks=loader.lost_blocks,
+            waited_s=loader.waited_s,
         )
 
     @contextmanager

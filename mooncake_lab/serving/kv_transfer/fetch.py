@@ -2,10 +2,8 @@
 
 import contextlib
 import logging
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import torch
 
@@ -59,102 +57,3 @@ def fetch_layers(
                 yield layer
         except (OSError, StorageError) as error:
             _LOG.warning("%s computes blocks that it could not fetch: %s", identity.name, error)
-
-
-@final
-class ArrivingBlocks:
-    """Prefix blocks on their way from elsewhere, layer by layer. Mutable: one thread fills it, others read.
-
-    Either all layers of a block come, or it is lost, like all behind it; after `give_up` all blocks are.
-
-    Args:
-        layers: of each block.
-    """
-
-    def __init__(self, layers: int) -> None:
-        self.first = 0
-        """The position of its first block in the prompt."""
-        self.blocks = 0
-        """How many come, as far as is known now; from the first layer on it only shrinks."""
-        self.start_s, self.end_s = time.monotonic(), 0.0
-        """When it was asked for, and when its last byte came or it was given up (monotonic clock)."""
-        self._wanted = layers
-        self._layers: list[torch.Tensor] = []
-        self._shares: list[tuple[str, int]] = []  # by source, how many blocks it said to have
-        self._turn = threading.Condition()
-        self._is_over = False
-
-    def fill(
-        self, keys: Sequence[bytes], first: int, sources: Mapping[str, PrefixSource], begun: Callable[[], None]
-    ) -> None:
-        """Take in what these sources have, each what the one before it lacks.
-
-        Args:
-            keys: of the blocks.
-            first: position of the first of them in the prompt.
-            sources: by name.
-            begun: called when the first layer is here.
-        """
-        self.first = first
-        streams, parts, found = list[LayerStream](), list[torch.Tensor](), 0
-        for name, source in sources.items():
-            stream = source(keys[found:], first + found)
-            part = next(stream, None) if found < len(keys) else None
-            if part is not None:
-                streams.append(stream)
-                parts.append(part)
-                self._shares.append((name, len(part)))
-                found += len(part)
-        while parts and self._add(torch.cat(parts) if len(parts) > 1 else parts[0]):
-            if len(self._layers) == 1:
-                begun()
-            parts = self._next(streams)
-        self.give_up()
-
-    def _next(self, streams: Sequence[LayerStream]) -> list[torch.Tensor]:
-        """The next layer from each stream, up to the first block that is lost."""
-        parts = list[torch.Tensor]()
-        for stream, (_, share) in zip(streams, self._shares, strict=True):
-            part = next(stream, None)
-            if part is not None:
-                parts.append(part)
-            if part is None or len(part) < share:
-                break
-        return parts
-
-    def _add(self, layer: torch.Tensor) -> bool:
-        with self._turn:
-            if not self._is_over:
-                self._layers.append(layer)
-                self.blocks, self.end_s = len(layer), time.monotonic()
-                self._is_over = len(self._layers) == self._wanted
-                self._turn.notify_all()
-            return not self._is_over
-
-    def read(self, layer: int, block: int, into: torch.Tensor) -> bool:
-        """Wait for a layer of a block and copy it; false where it does not come."""
-        with self._turn:
-            self._turn.wait_for(lambda: len(self._layers) > layer or block >= self.blocks or self._is_over)
-            if block >= self.blocks or len(self._layers) <= layer:
-                return False
-            into.copy_(self._layers[layer][block])
-        return True
-
-    def give_up(self) -> None:
-        """Wait for no more: what is not complete is lost."""
-        with self._turn:
-            if not self._is_over:
-                self.blocks, self._is_over, self.end_s = 0, True, time.monotonic()
-                self._turn.notify_all()
-
-    def came(self) -> list[tuple[torch.Tensor, ...]]:
-        """The blocks that are complete, each with a tensor a layer."""
-        return [tuple(layer[block] for layer in self._layers) for block in range(self.blocks)]
-
-    def bytes_by_source(self) -> dict[str, int]:
-        """What is complete, by the source that it came from."""
-        found, left = dict[str, int](), self.blocks
-        for name, share in self._shares:
-            found[name] = min(share, left) * sum(layer[0].nbytes for layer in self._layers)
-            left -= min(share, left)
-        return found

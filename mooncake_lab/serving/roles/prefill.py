@@ -19,15 +19,15 @@ from mooncake_lab.core import blocks_for
 from mooncake_lab.engine import GenerationRequest, KVSpan, PrefillEngine, PrefillResult
 from mooncake_lab.engine.host_copies import HostCopies
 from mooncake_lab.engine.kv_layout import bytes_of
-from mooncake_lab.engine.layerwise.arriving import ArrivingPrefix
+from mooncake_lab.engine.layerwise.loader import LayerLoader
 from mooncake_lab.engine.roles import Prompt as PromptTokens
 from mooncake_lab.serving import messages
 from mooncake_lab.serving.kv_transfer import LayerStream
-from mooncake_lab.serving.kv_transfer.fetch import ArrivingBlocks, PrefixSource, fetch_layers
+from mooncake_lab.serving.kv_transfer.fetch import PrefixSource, fetch_layers
 from mooncake_lab.serving.kv_transfer.sender import KVSender
 from mooncake_lab.serving.measuring import measure_prefill, measure_transfer
 from mooncake_lab.serving.messages import Job
-from mooncake_lab.serving.prefix_cache import HeldPrefix, PrefixCache, open_pool
+from mooncake_lab.serving.prefix_cache import PrefixCache, PrefixPlan, open_pool
 from mooncake_lab.serving.roles import WorkerContext, generation_request, hopeless, prompt_tokens, report_dropped
 from mooncake_lab.store.backends import StorageError
 
@@ -45,15 +45,15 @@ class Prompt:
     keys: list[bytes]
     is_ready: bool
     """Whether the first layer of the prefix that comes from elsewhere is here, or the prefix is given up."""
+    plan: PrefixPlan
+    """Where its prefix is."""
+    is_fetching: bool
+    """Whether a part of that is on its way from elsewhere."""
     start_s: float = 0.0
     """When its prefill began."""
-    arriving: ArrivingBlocks | None = None
-    """What comes from elsewhere; None from when that is over."""
     deadline: threading.Timer | None = None
     """Ends its fetch."""
     fetching: Future[None] | None = None
-    held: HeldPrefix | None = None
-    """What is loaded while it is computed."""
     reused_tokens: int = 0
     """Of that, as far as it is known when the prompt begins."""
     reports: list[messages.PromptEvent] = field(default_factory=list[messages.PromptEvent])
@@ -61,8 +61,7 @@ class Prompt:
 
     def stop_fetch(self) -> None:
         """Wait for no prefix from elsewhere any more; blocks that still come are dropped."""
-        if self.arriving is not None:
-            self.arriving.give_up()
+        self.plan.give_up()
         if self.deadline is not None:
             self.deadline.cancel()
         if self.fetching is not None:
@@ -140,9 +139,8 @@ class PrefillRole:
         room_tokens, free_tokens = spec.max_batch_tokens, self.capacity_tokens
         while self._waiting and self._waiting[0].is_ready:
             prompt = self._waiting[0]
-            keys = prompt.keys if spec.prefix_caching else ()
-            prompt.held = self._cache.prefix(keys, prompt.arriving, read_from_ssd=prompt.order.reused_blocks)
-            prompt.reused_tokens = min(prompt.held.blocks * size, prompt.tokens - 1)
+            blocks = prompt.plan.match(read_from_ssd=prompt.order.reused_blocks)
+            prompt.reused_tokens = min(blocks * size, prompt.tokens - 1)
             new_tokens = prompt.tokens - prompt.reused_tokens
             needed_tokens = blocks_for(prompt.tokens, size) * size
             if self._batch and (new_tokens > room_tokens or needed_tokens > free_tokens):
@@ -150,7 +148,7 @@ class PrefillRole:
             self._batch.append(prompt)
             room_tokens -= new_tokens
             free_tokens -= needed_tokens
-            self._begin(self._waiting.popleft(), prompt.held, now_s)
+            self._begin(self._waiting.popleft(), now_s)
 
     def _compute(self) -> None:
         """Compute one chunk, and send what ends with it."""
@@ -167,9 +165,9 @@ class PrefillRole:
 
     def lookup(self, job: Job, keys: Sequence[bytes]) -> LayerStream:
         """The leading blocks of these keys that are here, for another worker; runs on its connection's thread."""
-        held = self._cache.prefix(keys)
-        for number, layer in enumerate(held.layers(), 1):
-            if number == self._layout.layers and (read := self._tier_read(held, job)) is not None:
+        plan = self._cache.prefix(keys)
+        for number, layer in enumerate(plan.layers(), 1):
+            if number == self._layout.layers and (read := self._tier_read(plan, job)) is not None:
                 self._context.report(job, read)
             yield layer
 
@@ -180,16 +178,26 @@ class PrefillRole:
             fetch = None  # all of it is here
         assert order.deliver_to is not None  # noqa: S101  # the cluster names a decode worker with each prompt
         sender = self._context.senders.to(order.deliver_to)
-        prompt = Prompt(order=order, sender=sender, tokens=len(tokens), keys=keys, is_ready=fetch is None)
+        prompt = Prompt(
+            order=order,
+            sender=sender,
+            tokens=len(tokens),
+            keys=keys,
+            is_ready=fetch is None,
+            plan=self._plan(keys),
+            is_fetching=fetch is not None,
+        )
         self._waiting.append(prompt)
         if fetch is not None:
-            prompt.arriving = arriving = ArrivingBlocks(self._layout.layers)
-            late = threading.Timer(self._context.spec.fetch_timeout_s, self._over, [prompt, arriving])
+            late = threading.Timer(self._context.spec.fetch_timeout_s, self._over, [prompt, prompt.plan])
             prompt.deadline, late.daemon = late, True
             late.start()
-            prompt.fetching = self._fetcher.submit(self._fetch, prompt, arriving, fetch)
+            prompt.fetching = self._fetcher.submit(self._fetch, prompt, prompt.plan, fetch)
 
-    def _fetch(self, prompt: Prompt, arriving: ArrivingBlocks, wanted: messages.Fetch) -> None:
+    def _plan(self, keys: Sequence[bytes]) -> PrefixPlan:
+        return PrefixPlan(self._cache, keys if self._context.spec.prefix_caching else ())
+
+    def _fetch(self, prompt: Prompt, plan: PrefixPlan, wanted: messages.Fetch) -> None:
         """Bring blocks that are not here; they stay, which is how hot blocks spread (FAST'25 §4.2).
 
         They come from the worker that holds them, and what it lacks from the pool. Those that are given up before
@@ -200,12 +208,9 @@ class PrefillRole:
             sources[wanted.source] = self._peer(prompt.order.job, wanted.port)
         sources[POOL] = self._cache.pooled
         try:
-            keys = prompt.keys[: wanted.blocks]
-            have = self._cache.match(keys)
-            arriving.fill(keys[have:], have, sources, lambda: self._begun(prompt))
-            self._cache.adopt(keys[have : have + arriving.blocks], arriving.came(), first=have)
+            plan.fetch(wanted.blocks, sources, lambda: self._begun(prompt))
         finally:
-            self._over(prompt, arriving)
+            self._over(prompt, plan)
 
     def _begun(self, prompt: Prompt) -> None:
         """The first layer of a prefix from elsewhere is here."""
@@ -215,9 +220,9 @@ class PrefillRole:
 
         self._context.enqueue(ready)
 
-    def _over(self, prompt: Prompt, arriving: ArrivingBlocks) -> None:
+    def _over(self, prompt: Prompt, plan: PrefixPlan) -> None:
         """A fetch is over: what came is in the cache; or its time is over, and nothing came."""
-        arriving.give_up()  # at once: the engine may wait for it
+        plan.give_up()  # at once: the engine may wait for it
         self._context.enqueue(partial(self._fetched, prompt))
 
     def _fetched(self, prompt: Prompt) -> None:
@@ -231,21 +236,23 @@ class PrefillRole:
 
     def _end_fetch(self, prompt: Prompt) -> None:
         """The prefix of a prompt is here, or is computed after all; once per prompt."""
-        fetch, arriving = prompt.order.fetch, prompt.arriving
-        if fetch is None or arriving is None:
+        fetch, plan = prompt.order.fetch, prompt.plan
+        if fetch is None or not prompt.is_fetching:
             return
         prompt.stop_fetch()
-        prompt.is_ready, prompt.arriving = True, None
-        came = arriving.bytes_by_source()
+        prompt.is_ready, prompt.is_fetching = True, False
+        if not prompt.start_s:  # what came is in the cache, which may evict it again while the prompt waits
+            prompt.plan = self._plan(prompt.keys)
+        came = plan.bytes_by_source()
         for source in dict.fromkeys((fetch.source, *came)):
             size = came.get(source, 0)
             if size or source == fetch.source:
                 fetched = events.PrefixFetched(
-                    at_s=arriving.end_s,
+                    at_s=plan.fetch_end_s,
                     attempt=prompt.order.job.attempt,
                     source=source,
                     worker=self._context.spec.name,
-                    start_s=arriving.start_s,
+                    start_s=plan.fetch_start_s,
                     bytes=size,
                 )
                 self._report(prompt, fetched)
@@ -261,15 +268,15 @@ class PrefillRole:
             return
         context.enqueue(lambda: self._update(self._cache.news()))
 
-    def _begin(self, prompt: Prompt, held: HeldPrefix, now_s: float) -> None:
+    def _begin(self, prompt: Prompt, now_s: float) -> None:
         prompt.start_s = now_s
         context, job = self._context, prompt.order.job
         attempt, name = job.attempt, context.spec.name
         context.report(job, events.PrefillStarted(at_s=prompt.start_s, attempt=attempt, worker=name))
         prompt.sender.send(messages.StartTransfer(job=job, tokens=prompt.tokens))
         stream = partial(self._send_layer, prompt.sender, job)
-        arriving = ArrivingPrefix(
-            held,
+        loader = LayerLoader(
+            prompt.plan,
             self._layout,
             on_layer=lambda layer, span: stream(layer, 0, span),
             whole=not context.spec.streams_layers,
@@ -277,7 +284,7 @@ class PrefillRole:
         try:
             request_id = self._engine.submit(
                 generation_request(prompt.order, on_kv=stream if context.spec.streams_layers else None),
-                prefix=arriving if held.blocks else (),
+                prefix=loader if prompt.plan.blocks else (),
             )
         except ValueError as error:
             prompt.sender.send(messages.CancelOrder(job))
@@ -302,8 +309,7 @@ class PrefillRole:
             computed_tokens=prompt.tokens - reused,
             reused_tokens=reused,
         )
-        assert prompt.held is not None  # noqa: S101  # it has begun
-        if (read := self._tier_read(prompt.held, job)) is not None:
+        if (read := self._tier_read(prompt.plan, job)) is not None:
             self._report(prompt, read)
         self._report(prompt, prefilled, tokens=[(job.request_id, result.first_token)])
         if not context.spec.streams_layers and result.kv.tokens:
@@ -316,18 +322,18 @@ class PrefillRole:
             self._cache.keep(prompt.keys, self._copies.of(result.kv))
             self._update(self._cache.news())
 
-    def _tier_read(self, held: HeldPrefix, job: Job) -> events.TierRead | None:
+    def _tier_read(self, plan: PrefixPlan, job: Job) -> events.TierRead | None:
         """Copy what of a prefix came from the SSD to DRAM, in the background; the report of that, if any did."""
-        if not held.ssd_bytes:
+        if not plan.ssd_bytes:
             return None
         with suppress(RuntimeError):  # the worker ends
-            self._background.submit(self._promote, held.keys)
+            self._background.submit(self._promote, plan.keys[: plan.blocks])
         return events.TierRead(
-            at_s=held.ssd_end_s,
+            at_s=plan.ssd_end_s,
             attempt=job.attempt,
             worker=self._context.spec.name,
-            start_s=held.ssd_start_s,
-            bytes=held.ssd_bytes,
+            start_s=plan.ssd_start_s,
+            bytes=plan.ssd_bytes,
         )
 
     def _report(

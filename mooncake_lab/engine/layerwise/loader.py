@@ -34,7 +34,7 @@ class LayerSource(Protocol):
 
 
 @final
-class ArrivingPrefix:
+class LayerLoader:
     """KVCache of a prompt's first tokens on its way into an engine (arXiv §5.2, layer-wise prefill).
 
     Its thread starts with the request's first iteration and runs ahead of the computation as far as it can: layers
