@@ -326,7 +326,7 @@ class TieredStore:
             self._lock.wait_for(lambda: all(write_back.is_idle() for write_back in write_backs))
         for write_back in write_backs:
             if write_back.crash is not None:
-                raise RuntimeError("a write-back thread died") from write_back.crash
+                raise RuntimeError("a write-back thread crashed") from write_back.crash
 
     def close(self) -> None:
         """Demote what waits, free what could not be freed before, and stop; the backends stay open.

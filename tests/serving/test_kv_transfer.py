@@ -36,6 +36,7 @@ from mooncake_lab.serving.messages import (
     GetBlocks,
     Job,
     KVChunk,
+    Probe,
     RemoteAddress,
     RemoteWrite,
     StartTransfer,
@@ -243,8 +244,8 @@ def test_bytes_that_another_process_wrote_are_refused(granting, came, channel):
     [
         (None, 0.0, "no window"),
         (64, 0.0, "window of 64"),
-        (4096, 1e12, "before they were"),
-        (4096, -1.0, "before"),
+        (4096, 1e12, "a push began at 1e+12 s; allowed are 0 to"),
+        (4096, -1.0, "a push began at -1 s; allowed are 0 to"),
     ],
 )
 def test_pushes_that_cannot_be_are_refused(granting, window_bytes, start_s, reason):
@@ -313,8 +314,19 @@ def test_wrong_token_and_model(reception):
         (StartTransfer(job=JOB, tokens=65), 0, "65 tokens"),
         (StartTransfer(job=JOB, tokens=5), 8, "8 bytes behind"),
         (KVChunk(job=JOB, layer=0, start=0, tokens=1), 64, "never began"),
-        (EndTransfer(job=JOB, first_token=0, reports=REPORTS), 0, "before all"),
-        (Ack(), 0, "no question"),
+        (
+            EndTransfer(job=JOB, first_token=0, reports=REPORTS),
+            0,
+            "the end of Job(run=1, request_id=1, n=1), which never began here",
+        ),
+        (Ack(), 0, "a Ack answers a message; a receiver has sent none"),
+        (Probe(None, 2**26 + 1), 0, "a probe of 67108865 bytes; allowed are 67108864"),
+        (Probe(pushed=RemoteWrite(1, 0.0), pushed_bytes=1), 1, "a probe that was pushed, with 1 bytes behind it"),
+        (
+            Probe(pushed=RemoteWrite(1, 0.0), pushed_bytes=1),
+            0,
+            "its bytes were pushed, but this connection has no",
+        ),
     ],
 )
 def test_what_is_out_of_bounds(reception, came, message, payload_bytes, says):
@@ -322,6 +334,25 @@ def test_what_is_out_of_bounds(reception, came, message, payload_bytes, says):
     with dial(reception.port, WHO) as peer:
         wire.send_frame(peer, message, (np.zeros(payload_bytes, np.uint8),), 5)
         assert says in refusal_of(peer)
+    assert came.empty()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "payload_bytes", "says"),
+    [
+        ({"layer": 2}, 64, "a piece of layer 2; allowed are 0 to 1"),
+        ({"start": 5}, 64, "a piece of tokens 5 to 6; the request has 5"),
+        ({"start": 1}, 64, "a piece of layer 0 begins at token 1; the one before it ended at 0"),
+        ({}, 63, "a piece of 1 tokens with 63 bytes behind it; it needs 64"),
+    ],
+)
+def test_each_fault_of_a_piece_has_its_own_sentence(reception, came, wrong, payload_bytes, says):
+    """A layer, tokens or bytes that cannot be are named with what is allowed, and nothing is delivered."""
+    with dial(reception.port, WHO) as peer:
+        wire.send_frame(peer, StartTransfer(job=JOB, tokens=5), (), 5)
+        message = KVChunk(**{"job": JOB, "layer": 0, "start": 0, "tokens": 1} | wrong)
+        wire.send_frame(peer, message, (np.zeros(payload_bytes, np.uint8),), 5)
+        assert refusal_of(peer) == says
     assert came.empty()
 
 

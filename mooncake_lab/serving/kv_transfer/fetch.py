@@ -43,8 +43,14 @@ def fetch_layers(
             for _ in range(layout.layers):
                 give, size = expect(peer, Blocks, identity.timeout_s + layer_bytes / wire.SLOWEST_BYTES_PER_S)
                 follow = give.blocks * layout.layer_bytes if give.pushed is None else 0
-                if not 0 <= give.blocks <= blocks or size != follow or (give.pushed and region is None):
-                    raise ProtocolError(f"{give.blocks} blocks in {size} bytes; {blocks} were asked for")
+                if not 0 <= give.blocks <= blocks:
+                    raise ProtocolError(f"an answer of {give.blocks} blocks; allowed are 0 to {blocks}")
+                if size != follow:
+                    raise ProtocolError(
+                        f"{give.blocks} blocks with {size} bytes behind them; expected are {follow}"
+                    )
+                if give.pushed and region is None:
+                    raise ProtocolError("an answer says that its bytes were pushed, but no memory was lent")
                 blocks = give.blocks
                 if not blocks:
                     return

@@ -71,8 +71,13 @@ class Connection:
 
     def take_pushed(self, parts: Sequence[Bytes], pushed: messages.RemoteWrite) -> float:
         """Copy what such an engine has written; when it began to (s)."""
-        if self.window is None or not 0 <= pushed.start_s <= time.monotonic():
-            raise ProtocolError("bytes are said to be pushed, but no window is lent, or before they were")
+        if self.window is None:
+            raise ProtocolError("a message says that its bytes were pushed, but this connection has no window")
+        now_s = time.monotonic()
+        if not 0 <= pushed.start_s <= now_s:
+            raise ProtocolError(
+                f"a push began at {pushed.start_s:g} s; allowed are 0 to {now_s:g} s, which is now"
+            )
         self.window.copy_to(parts, pushed)
         return pushed.start_s
 
@@ -173,7 +178,7 @@ class KVReceiver:
                 self._probe(connection, message, size)
                 self._reply(connection.peer, messages.Ack())
             case _:
-                raise ProtocolError(f"a {type(message).__name__} is no question")
+                raise ProtocolError(f"a {type(message).__name__} answers a message; a receiver has sent none")
 
     def _reply(self, peer: socket.socket, message: messages.TransferMessage) -> None:
         wire.send_frame(peer, message, (), self._identity.timeout_s)
@@ -196,13 +201,20 @@ class KVReceiver:
         if into is None:
             raise ProtocolError(f"a piece of {message.job}, which never began here")
         stop = message.start + message.tokens
-        fits = 0 <= message.layer < len(into.layers) and 0 <= message.start < stop <= into.tokens
         moved = message.tokens * self._token_bytes
         follow = moved if message.pushed is None else 0
-        if not fits or message.start > into.covered[message.layer] or size != follow:
+        if not 0 <= message.layer < len(into.layers):
+            raise ProtocolError(f"a piece of layer {message.layer}; allowed are 0 to {len(into.layers) - 1}")
+        if not 0 <= message.start < stop <= into.tokens:
+            raise ProtocolError(f"a piece of tokens {message.start} to {stop}; the request has {into.tokens}")
+        if message.start > into.covered[message.layer]:
             raise ProtocolError(
-                f"{size} bytes for tokens {message.start} to {stop} of layer {message.layer}; it has {into.tokens}"
-                f" tokens in {len(into.layers)} layers, {self._token_bytes} bytes a token and layer"
+                f"a piece of layer {message.layer} begins at token {message.start}; the one before it ended at"
+                f" {into.covered[message.layer]}"
+            )
+        if size != follow:
+            raise ProtocolError(
+                f"a piece of {message.tokens} tokens with {size} bytes behind it; it needs {follow}"
             )
         start_s = time.monotonic()
         place = into.layers[message.layer]
@@ -217,8 +229,10 @@ class KVReceiver:
 
     def _end(self, message: messages.EndTransfer, coming: dict[Job, PartialKV]) -> None:
         done = coming.pop(message.job, None)
-        if done is None or min(done.covered) < done.tokens:
-            raise ProtocolError(f"{message.job} ends before all of its KVCache came")
+        if done is None:
+            raise ProtocolError(f"the end of {message.job}, which never began here")
+        if min(done.covered) < done.tokens:
+            raise ProtocolError(f"{message.job} ends before all of its KVCache came: a layer lacks tokens")
         moves = done.moves
         if not self._each_layer:
             moves = [Move(moves[0].start_s, moves[-1].end_s, sum(move.bytes for move in moves))]
@@ -234,7 +248,7 @@ class KVReceiver:
 
     def _answer(self, peer: socket.socket, message: messages.GetBlocks) -> None:
         if len(message.keys) > _MOST_KEYS:
-            raise ProtocolError(f"a question for {len(message.keys)} blocks; allowed are {_MOST_KEYS}")
+            raise ProtocolError(f"a request for {len(message.keys)} blocks; allowed are {_MOST_KEYS}")
         sent_layers, into = 0, message.into
         for layer in self._give(message.job, message.keys):
             payload = bytes_of(layer)
@@ -249,10 +263,10 @@ class KVReceiver:
             self._reply(peer, messages.Blocks(0))
 
     def _probe(self, connection: Connection, message: messages.Probe, size: int) -> None:
-        if size + message.pushed_bytes > _MOST_PROBE_BYTES or (size and message.pushed is not None):
-            raise ProtocolError(
-                f"a probe of {size} bytes and {message.pushed_bytes} pushed ones; allowed are {_MOST_PROBE_BYTES}"
-            )
+        if size and message.pushed is not None:
+            raise ProtocolError(f"a probe that was pushed, with {size} bytes behind it; allowed are 0")
+        if not 0 <= message.pushed_bytes <= _MOST_PROBE_BYTES - size:
+            raise ProtocolError(f"a probe of {size + message.pushed_bytes} bytes; allowed are {_MOST_PROBE_BYTES}")
         if message.pushed is not None:
             connection.take_pushed([np.empty(message.pushed_bytes, np.uint8)], message.pushed)
             return

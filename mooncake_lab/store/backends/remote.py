@@ -275,9 +275,13 @@ class RemoteBackend(CopyingBackend):
                 answer, payload_bytes = wire.receive_message(peer, ANSWERS, self._timeout_s)
                 wanted = layers if isinstance(question, Read) and isinstance(answer, Done) else ()
                 follow = layers_bytes([layer.nbytes for layer in wanted])
-                if not isinstance(answer, expected | Failed) or payload_bytes != follow:
-                    told = f"{type(answer).__name__} and {payload_bytes} bytes"
-                    raise wire.ProtocolError(f"{self.name} answers {told} to {type(question).__name__}")  # noqa: TRY301
+                names = type(answer).__name__, type(question).__name__
+                if not isinstance(answer, expected | Failed):
+                    raise wire.ProtocolError(f"{self.name} answers a {names[1]} with a {names[0]}")  # noqa: TRY301
+                if payload_bytes != follow:
+                    raise wire.ProtocolError(  # noqa: TRY301
+                        f"{self.name} answers a {names[1]} with {payload_bytes} bytes behind it, not {follow}"
+                    )
                 if wanted:
                     came, sums = receive_layers(peer, wanted, seed, self._timeout_s)
                     is_intact = came == sums

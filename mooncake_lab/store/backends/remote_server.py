@@ -143,12 +143,15 @@ class Leases:
             is_idle = self._changed.wait_for(
                 lambda: not any(self._users[block] for block in blocks), self._patience_s
             )
-            missing = [block for block in blocks if block not in self._blocks]
-            if missing or len(set(blocks)) < len(blocks):
-                key = missing[0].key if missing else blocks[0].key
-                raise BlockNotFoundError(f"{self.backend.name} has no block {key.hex()}, or not twice")
+            for block, count in Counter(blocks).items():
+                if block not in self._blocks:
+                    raise BlockNotFoundError(f"{self.backend.name} has no block {block.key.hex()}")
+                if count > 1:
+                    raise BlockNotFoundError(f"block {block.key.hex()} comes {count} times; once is allowed")
             if not is_idle:
-                raise TimeoutError(f"{len(blocks)} blocks are still being read or written")
+                raise TimeoutError(
+                    f"a client still reads or writes one of {len(blocks)} blocks after {self._patience_s:g} s"
+                )
             for block in blocks:  # one by one: what the backend does not free is still held
                 self._free(block)
 
@@ -213,7 +216,10 @@ class _Session:
                     case remote.Write():
                         self._write(question, payload_bytes)
                     case _ if payload_bytes:
-                        raise wire.ProtocolError(f"{payload_bytes} bytes with a {type(question).__name__}")
+                        name = type(question).__name__
+                        raise wire.ProtocolError(
+                            f"a {name} with a payload of {payload_bytes} bytes; allowed are 0"
+                        )
                     case remote.Read():
                         self._read(question)
                     case _:
@@ -253,8 +259,12 @@ class _Session:
         block, first = self._with_space(question.block), question.first_layer
         try:
             with self._leases.lease(block):
-                if layers_bytes(_layer_sizes(question)) != payload_bytes:
-                    raise ValueError(f"{payload_bytes} bytes are not {question.layers} layers from {first} on")  # noqa: TRY301
+                expected = layers_bytes(_layer_sizes(question))
+                if expected != payload_bytes:
+                    raise ValueError(  # noqa: TRY301
+                        f"a Write of {question.layers} layers with a payload of {payload_bytes} bytes; they take"
+                        f" {expected}"
+                    )
                 buffers = self._backend.write_buffers(block, first, question.layers)
                 seed = checksum_seed(block.key)
                 came, sums = receive_layers(self._client, buffers, seed, self._timeout_s)
@@ -305,5 +315,8 @@ def _layer_sizes(question: remote.Write | remote.Read) -> tuple[int, ...]:
     sizes = question.block.layer_bytes
     stop = question.first_layer + question.layers
     if not 0 <= question.first_layer < stop <= len(sizes):
-        raise ValueError(f"{question.layers} layers from {question.first_layer} on; there are {len(sizes)}")
+        raise ValueError(
+            f"layers {question.first_layer} to {stop - 1} of a block of {len(sizes)} layers; allowed are 0 to"
+            f" {len(sizes) - 1}"
+        )
     return sizes[question.first_layer : stop]

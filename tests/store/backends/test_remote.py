@@ -218,6 +218,26 @@ def test_bytes_that_change_on_their_way_are_not_kept(server):
     peer.close()
 
 
+def test_each_refusal_names_one_fault(server):
+    """What a client asks for wrongly comes back as one sentence: what it is, and what is allowed."""
+    peer = greeted(server)
+
+    def ask(question, payload_bytes=0):
+        wire.send_frame(peer, question, [np.zeros(payload_bytes, np.uint8)], 5)
+        return messages.ANSWERS.decode(wire.receive_head(peer, 5)[0])
+
+    (name,) = ask(messages.Reserve(b"key", (4, 4), 0)).blocks
+    for question, payload_bytes, says in (
+        (messages.FreeBlocks((name, name)), 0, "comes 2 times; once is allowed"),
+        (messages.FreeBlocks((Reservation(b"none", (4,)),)), 0, "dram has no block " + b"\x05modelnone".hex()),
+        (messages.Write(name, 0, 1), 4, "a Write of 1 layers with a payload of 4 bytes; they take 12"),
+        (messages.Write(name, 1, 2), 16, "layers 1 to 2 of a block of 2 layers; allowed are 0 to 1"),
+    ):
+        assert says in ask(question, payload_bytes).reason
+    assert isinstance(ask(messages.FreeBlocks((name,))), messages.Done)
+    peer.close()
+
+
 def test_a_large_block_comes_in_runs(arena):
     """A block of many runs is the same at both ends, and one wrong checksum anywhere refuses it."""
     sizes = [60_000] * 15
@@ -314,7 +334,7 @@ def test_a_server_that_answers_something_else_is_left():
         thread = threading.Thread(target=answer_room)
         thread.start()
         client = RemoteBackend(listener.getsockname(), TOKEN, fingerprint=b"m", timeout_s=5)
-        with pytest.raises(ProtocolError, match="answers Room and 0 bytes to Reserve"):
+        with pytest.raises(ProtocolError, match="answers a Reserve with a Room"):
             client.reserve(b"key", [5])
         thread.join()
         assert rest == [b""]
