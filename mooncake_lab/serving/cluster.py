@@ -186,7 +186,7 @@ class LiveCluster:
         await asyncio.gather(*late, return_exceptions=True)
         if late:
             runtime.drop_requests()
-        await runtime.questions.drain()
+        await runtime.pending_calls.drain()
         # each worker reports its own in order, but the cluster hears them interleaved
         self.log = sorted(self._written, key=attrgetter("at_s"))
         errors = [error for task in done if (error := task.exception()) is not None]

@@ -22,7 +22,7 @@ from mooncake_lab.serving import messages
 from mooncake_lab.serving.calibration import latency_model
 from mooncake_lab.serving.clients import Clients
 from mooncake_lab.serving.launch import Launcher
-from mooncake_lab.serving.questions import Questions
+from mooncake_lab.serving.pending_calls import PendingCalls
 from mooncake_lab.serving.spec import LiveOptions, check_live, coordinator_rules
 from mooncake_lab.serving.stream import FailedError, RequestStream
 from mooncake_lab.serving.supervisor import Link, Supervisor
@@ -78,7 +78,7 @@ class ClusterRuntime:
             pool_gone=self._pool_gone,
             time_passes=self._time_passes,
         )
-        self.questions = Questions(self.supervisor, options.heartbeat_timeout_s)
+        self.pending_calls = PendingCalls(self.supervisor, options.heartbeat_timeout_s)
         self.estimate = estimate
         """What the Conductor believes; from the start on there is one."""
         self._coordinator: Coordinator | None = None
@@ -122,7 +122,7 @@ class ClusterRuntime:
         Raises:
             ValueError: when what was timed fits no latency model.
         """
-        found = await self.questions.measure(self.spec.roles, self.options.ssd_dir)
+        found = await self.pending_calls.measure(self.spec.roles, self.options.ssd_dir)
         ready = self.supervisor.ready
         return latency_model(ready.shape, found, f"{ready.shape.name} on {ready.device}, measured at start")
 
@@ -159,7 +159,7 @@ class ClusterRuntime:
             self._clients.cancel_all()
         self._run += 1
         self._timers = Timers()
-        self.questions.forget()
+        self.pending_calls.forget()
         self._clients = Clients(self.spec, self.options, self.supervisor.ready, lambda: self.workers)
         self._coordinator = Coordinator(
             self.spec,
@@ -302,7 +302,7 @@ class ClusterRuntime:
             case events.CancelAttempt():
                 self._cancel_attempt(command)
             case events.ConfirmWorkers():
-                self.questions.confirm(command.workers)
+                self.pending_calls.confirm(command.workers)
             case events.Reject():
                 assert self.estimate is not None  # noqa: S101  # the cluster is open
                 self._clients.reject(command, self.now_s(), self.estimate, is_shut=self._is_shut)
@@ -389,7 +389,7 @@ class ClusterRuntime:
         )
 
     def _worker_exit(self, name: str) -> None:
-        self.questions.exited(name)
+        self.pending_calls.exited(name)
         if self._coordinator is None:  # the first run begins with the workers that are up then
             early = [one for one in self._events if not (isinstance(one, CacheChanged) and one.instance == name)]
             self._events = deque(early)
@@ -419,10 +419,10 @@ class ClusterRuntime:
                     pooled = {"added": message.pooled, "removed": message.unpooled}
                     self.report(CacheChanged(at_s=self.now_s(), instance=POOL, **pooled))
             case messages.Pong():
-                if self.questions.answered(name, message.number):
+                if self.pending_calls.answered(name, message.number):
                     self.report(events.WorkerConfirmed(at_s=self.now_s(), worker=name))
             case messages.Measured():
-                self.questions.measured(name, message)
+                self.pending_calls.measured(name, message)
             case _:
                 raise TypeError(f"{name} sends {type(message).__name__}, which is only the first message")
 
@@ -456,5 +456,5 @@ class ClusterRuntime:
 
     async def reset_prefix_cache(self) -> None:
         """Empty every cache."""
-        await self.questions.drain(messages.ResetPrefixCache)
-        await self.questions.drain()
+        await self.pending_calls.drain(messages.ResetPrefixCache)
+        await self.pending_calls.drain()

@@ -92,16 +92,18 @@ class BackedTier:
         """Commit blocks together and make them readable; whether they are."""
         with self.ended_by_errors(blocks):
             self.backend.commit(*[block.space for block in blocks])
+            are_readable = True
             for block in blocks:
                 block.is_open = False
                 with self.changed:
                     unused = self.tier.end_write(block.space.key)
+                    are_readable &= self.tier.holds(block.space.key)
                     self.tier.counters.stored += 1
                     self.tier.counters.written_bytes += block.space.size_bytes
                     self.tier.writes.worked()
                 self.free(unused)
             self.free_again()
-            return True
+            return are_readable
         return False
 
     @contextlib.contextmanager

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 from tier_blocks import LAYERS, PAGE, content, put, read
 
-from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, SsdBackend
+from mooncake_lab.store.backends import BlockServer, DramBackend, RemoteBackend, SsdBackend, StorageError
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 TOKEN = b"a token of the tests"
@@ -197,6 +197,107 @@ class TestSharedMedia:
                 put(first, b"open")
             one.close()
             other.close()
+
+
+class TestChangesUnderWay:
+    """A store whose tiers come and go, or are emptied, while it is used."""
+
+    def test_a_tier_comes_and_goes(self):
+        """What an attached tier holds is found, evicted blocks go there, and it keeps them when it is detached."""
+        above, below = over(DramBackend(64 * PAGE, name="below"))
+        with stacked(below) as other:
+            put(other, b"there")
+        with stacked(above) as store:
+            put(store, b"a")
+            store.attach(below)
+            assert read(store, b"there") == "below"
+            put(store, *(b"%d" % number for number in range(8)))
+            assert store.tier_of(b"a") == "below"
+            store.detach()
+            assert (store.tier_of(b"a"), store.tier_of(b"7")) == (None, "dram")
+            put(store, *(b"more %d" % number for number in range(8)))
+            with pytest.raises(ValueError, match="dram is the only tier and cannot be detached"):
+                store.detach()
+            store.attach(below)
+            assert read(store, b"a") == "below"
+            assert len(store.statistics()) == 2
+
+    def test_blocks_that_wait_for_a_detached_tier_reach_it(self):
+        """Detaching returns when no block is on its way, and others are read meanwhile."""
+        began, gate = threading.Event(), threading.Event()
+
+        def wait(*_given):
+            began.set()
+            gate.wait(30)
+
+        backend = Wrapped(DramBackend(64 * PAGE, name="below"), write=wait)
+        with stacked(*over(backend)) as store:
+            for number in range(16):
+                store.put(b"%d" % number, content(b"%d" % number))
+            assert began.wait(30)
+            detaching = threading.Thread(target=store.detach)
+            detaching.start()
+            while len(store.statistics()) == 2:
+                pass
+            assert read(store, b"15") == "dram"
+            assert detaching.is_alive()
+            gate.set()
+            detaching.join(30)
+            assert not detaching.is_alive()
+            assert b"0" in {block.key for block in backend.blocks()}
+
+    def test_an_emptied_store_keeps_nothing_that_was_under_way(self):
+        """Blocks leave at once, an open one when it is committed, and one that is read when that is over."""
+        began, gate = threading.Event(), threading.Event()
+
+        def wait(reservation, *_given):
+            if reservation.key == b"slow":
+                began.set()
+                gate.wait(30)
+
+        medium = Wrapped(DramBackend(64 * PAGE), read_into=wait)
+        with stacked(TierSettings(medium=medium)) as store:
+            put(store, b"a", b"slow")
+            found = []
+            reader = threading.Thread(target=lambda: found.append(read(store, b"slow")))
+            reader.start()
+            assert began.wait(30)
+            block = store.open(b"open", LAYERS)
+            assert store.clear() == []  # of a store that does not report changes
+            assert [store.tier_of(key) for key in (b"a", b"slow", b"open")] == [None] * 3
+            assert block.write(content(b"open"))
+            assert not block.commit()
+            gate.set()
+            reader.join(30)
+            assert found == ["dram"]
+            assert medium.used_bytes == 0
+            put(store, b"a", b"open")
+
+    def test_closing_waits_for_calls_and_refuses_later_ones(self):
+        """A read that is under way ends as always; one that comes later is refused."""
+        began, gate, found = threading.Event(), threading.Event(), []
+
+        def wait(*_given):
+            began.set()
+            gate.wait(30)
+
+        medium = Wrapped(DramBackend(16 * PAGE), read_into=wait)
+        store = TieredStore([TierSettings(medium=medium)])
+        put(store, b"a")
+        reader = threading.Thread(target=lambda: found.append(read(store, b"a")))
+        closer = threading.Thread(target=store.close)
+        reader.start()
+        assert began.wait(30)
+        closer.start()
+        closer.join(0.05)
+        assert closer.is_alive()
+        gate.set()
+        closer.join(30)
+        reader.join(30)
+        assert found == ["dram"]
+        for late in (lambda: store.put(b"b", content(b"b")), lambda: read(store, b"a"), store.clear):
+            with pytest.raises(StorageError, match="this store is closed"):
+                late()
 
 
 class TestTwoWriters:

@@ -1,4 +1,4 @@
-"""What the cluster asks its workers, and waits for: their speed, and whether they are up and have done all."""
+"""Calls of the cluster to its workers that have no answer yet: pings, a reset of the caches, a measurement."""
 
 import asyncio
 import contextlib
@@ -21,8 +21,8 @@ _END_S: Final = 3.0
 
 
 @final
-class Questions:
-    """Questions to workers that have no answer yet. Mutable.
+class PendingCalls:
+    """Calls to workers that have no answer yet. Mutable.
 
     Args:
         supervisor: of the workers.
