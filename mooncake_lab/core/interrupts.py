@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Final
 
+_MAIN_THREAD: Final = threading.main_thread().ident
 _Handler = Callable[[int, FrameType | None], object]
 
 
@@ -78,4 +79,4 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def _is_main() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
+    return threading.get_ident() == _MAIN_THREAD

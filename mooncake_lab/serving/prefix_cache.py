@@ -375,9 +375,11 @@ class PrefixCache:
             StorageError: when it cannot be used; likewise.
         """
         if self._pool is not None:
-            with self._hanging_up():
-                self._store.detach()
-            self._pool = None
+            try:
+                with self._hanging_up():
+                    self._store.detach()
+            finally:
+                self._pool = None
         if pool is not None:
             self._pool = pool
             try:

@@ -45,18 +45,19 @@ class BackedTier:
         self.backend = backend
         self.calls = calls
         self.changed = calls.changed
-        """Guards all tiers; notified when a demotion is due or has ended."""
+        """Notified when a demotion is due or has ended."""
+        self.lock = calls.lock
 
     def put(self, key: bytes, sizes: Sequence[int], layers: Sequence[Buffer], position: int) -> bool:
         """Write a whole block; whether the tier holds it now."""
-        with self.changed:
+        with self.lock:
             if self.tier.has_intact(key):
                 self.tier.touch(key)
                 return True
         block = self.open(key, sizes, position)
         if block is not None:
-            return block.write(layers) and block.commit()
-        with self.changed:
+            return block.write_within_call(layers, 0) and self.commit([block])
+        with self.lock:
             return self.tier.has_intact(key)  # another client of a pool has stored it
 
     def open(self, key: bytes, sizes: Sequence[int], position: int) -> "BlockWriter | None":
@@ -69,7 +70,7 @@ class BackedTier:
         """
         check_block(key, sizes)
         size = self.backend.footprint_bytes(key, sizes)
-        with self.changed:
+        with self.lock:
             entry, unused = self.tier.begin_write(key, size, position)
             self._notify()
         self.free(unused)
@@ -95,7 +96,7 @@ class BackedTier:
             are_readable = True
             for block in blocks:
                 block.is_open = False
-                with self.changed:
+                with self.lock:
                     unused = self.tier.end_write(block.space.key)
                     are_readable &= self.tier.holds(block.space.key)
                     self.tier.counters.stored += 1
@@ -121,7 +122,7 @@ class BackedTier:
 
     def withdraw(self, key: bytes) -> None:
         """Remove an entry whose bytes will not come, and free its space."""
-        with self.changed:
+        with self.lock:
             unused = self.tier.abort_write(key)
         self.free(unused)
 
@@ -130,7 +131,7 @@ class BackedTier:
     ) -> tuple[tuple[int, ...], int] | None:
         """Fill buffers; bytes per layer and position, or `None` where the block was not read as it was written."""
         tier = self.tier
-        with self.changed:
+        with self.lock:
             block = tier.begin_read(key)
             position = tier.position_of(key)
         if block is None:
@@ -144,7 +145,7 @@ class BackedTier:
                 return None
             raise
         seconds = time.perf_counter() - started_s
-        with self.changed:
+        with self.lock:
             layers = block.layer_bytes[first_layer : first_layer + len(buffers)]
             tier.counters.hits += 1
             tier.counters.read_bytes += sum(layers)
@@ -161,7 +162,7 @@ class BackedTier:
 
         Positions are those in the prompt: a Mooncake Store does not keep them.
         """
-        with self.changed:
+        with self.lock:
             is_tried = self.tier.reads.allows()
         found: list[Reservation] = []
         error: Exception | None = None
@@ -169,7 +170,7 @@ class BackedTier:
             found = self.backend.find(positions) if is_tried else []
         except (StorageError, OSError) as raised:
             error = raised
-        with self.changed:
+        with self.lock:
             if error is not None:
                 self.tier.reads.failed(error)
             elif is_tried:
@@ -182,14 +183,14 @@ class BackedTier:
         """Hold what the backend holds, oldest first; what does not fit is freed unless the backend is shared."""
         for block in list(self.backend.blocks()):
             size = self.backend.footprint_bytes(block.key, block.layer_bytes)
-            with self.changed:
+            with self.lock:
                 unwanted = self.tier.recover(block.key, block, size_bytes=size, position=block.position)
             if unwanted and not self.backend.is_shared:
                 self.backend.free(*unwanted)
 
     def evict_one(self) -> bool:
         """Evict one block; false when none can leave."""
-        with self.changed:
+        with self.lock:
             unused = self.tier.evict_one()
             self._notify()
         self.free(unused or ())
@@ -246,7 +247,7 @@ class BackedTier:
             return False
         if found is None or found in freeing or found.layer_bytes != tuple(sizes):
             return False
-        with self.changed:
+        with self.lock:
             entry.handle = found
             for forgotten in self.tier.end_write(key):  # by an emptied tier; it is the other client's
                 self.tier.freed(forgotten)
@@ -258,7 +259,7 @@ class BackedTier:
         A suspect block is no second failure: the failed sync was counted.
         """
         is_refusal = isinstance(error, (StorageFullError, BlockExistsError, SuspectBlockError))
-        with self.changed:
+        with self.lock:
             if isinstance(error, (StorageError, OSError)) and not is_refusal:
                 self.tier.writes.failed(error)
             else:
@@ -275,7 +276,7 @@ class BackedTier:
         number = error.errno if isinstance(error, OSError) else None
         may_be_bad = number in _CHECKSUM_ERRORS or (number == errno.EIO and not self.backend.is_shared)
         tier = self.tier
-        with self.changed:
+        with self.lock:
             has_failed_before = may_be_bad and tier.mark_read(block.key, block, has_failed=True)
             is_bad = has_failed_before and number in _CHECKSUM_ERRORS
             unused = tier.end_read(block.key, block, is_damaged=is_gone or is_bad)
@@ -313,8 +314,13 @@ class BlockWriter:
         Raises:
             ValueError: when a buffer has not the bytes of its layer; the block is aborted then.
         """
+        with self._tier.calls:
+            return self.write_within_call(layers, first_layer)
+
+    def write_within_call(self, layers: Sequence[Buffer], first_layer: int) -> bool:
+        """As `write`, within another call of the store."""
         if self.is_open:
-            with self._tier.calls, self._tier.ended_by_errors([self]):
+            with self._tier.ended_by_errors([self]):
                 self._tier.backend.write(self.space, layers, first_layer=first_layer)
         return self.is_open
 

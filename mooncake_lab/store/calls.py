@@ -21,8 +21,9 @@ class Calls:
     """
 
     def __init__(self) -> None:
-        self.changed: Final = threading.Condition(threading.RLock())
-        """Guards the store. Its lock is reentrant: `with` of a plain one can be interrupted before the release."""
+        self.lock: Final = threading.RLock()
+        """Guards the store. It is reentrant: `with` of a plain lock can be interrupted before the release."""
+        self.changed: Final = threading.Condition(self.lock)
         self._running = Counter[int]()
         """By thread, because a thread that closes the store does not wait for itself."""
         self._is_closed = False
@@ -31,11 +32,11 @@ class Calls:
 
     def __enter__(self) -> None:
         begin_call()
-        with self.changed:
+        with self.lock:
             self._running[threading.get_ident()] += 1
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
-        with self.changed:
+        with self.lock:
             thread = threading.get_ident()
             self._running[thread] -= 1
             if not self._running[thread]:
@@ -58,7 +59,7 @@ class Calls:
 
     def close(self) -> None:
         """Refuse further calls, and return when those of other threads are over."""
-        with self.changed:
+        with self.lock:
             self._is_closed = True
             others = self._running.keys() - {threading.get_ident()}
             self.changed.wait_for(lambda: self.was_interrupted or not self._running.keys() & others)

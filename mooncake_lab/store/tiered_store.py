@@ -67,7 +67,7 @@ class TieredStore:
 
     def __init__(self, tiers: Sequence[TierSettings], *, reports_changes: bool = False) -> None:
         self.calls = Calls()
-        self._lock = self.calls.changed
+        self._lock = self.calls.lock
         specs = [settings.spec for settings in tiers]
         self._stack = TierStack[Reservation](specs, reports_changes=reports_changes)
         # tuples, replaced as a whole: a call goes on with the tiers that it began with
@@ -323,7 +323,7 @@ class TieredStore:
 
     def _flush(self, write_backs: Sequence[WriteBack]) -> None:
         with self._lock:
-            self._lock.wait_for(lambda: all(write_back.is_idle() for write_back in write_backs))
+            self.calls.changed.wait_for(lambda: all(write_back.is_idle() for write_back in write_backs))
         for write_back in write_backs:
             if write_back.crash is not None:
                 raise RuntimeError("a write-back thread crashed") from write_back.crash

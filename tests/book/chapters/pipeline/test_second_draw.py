@@ -32,7 +32,5 @@ def test_another_draw_of_requests_gives_the_same_verdicts_on_each_idea():
 @pytest.mark.slow
 def test_another_draw_of_requests_gives_the_same_verdicts_on_capacities():
     """With other seeds, the ratios of capacities that Sarathi-Serve prints are judged alike."""
-    both = [
-        capacity_ratios(serving.over_vllm(run(serving.cells("classroom", seed=first)))) for first in (0, 100)
-    ]
+    both = [capacity_ratios(serving.over_vllm(run(serving.cells("classroom", seed=first)))) for first in (0, 100)]
     assert verdicts(both[1]) == verdicts(both[0])
