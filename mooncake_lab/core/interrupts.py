@@ -38,7 +38,7 @@ def deferred_interrupts() -> Generator[None]:
     SIGINT has no Python handler, this does nothing.
     """
     handler = signal.getsignal(signal.SIGINT)
-    if not _is_main() or not callable(handler):
+    if threading.get_ident() != _MAIN_THREAD or not callable(handler):
         yield
         return
     if handler is not _handle:
@@ -49,20 +49,21 @@ def deferred_interrupts() -> Generator[None]:
         yield
     finally:
         _DEFERRAL.blocks -= 1
-        if not _DEFERRAL.blocks and _is_main() and signal.getsignal(signal.SIGINT) is _handle:
-            prior, _DEFERRAL.prior = _DEFERRAL.prior, None
-            signal.signal(signal.SIGINT, prior)
+        is_last = not _DEFERRAL.blocks and threading.get_ident() == _MAIN_THREAD
+        if is_last and signal.getsignal(signal.SIGINT) is _handle:
+            signal.signal(signal.SIGINT, _DEFERRAL.prior)
+            _DEFERRAL.prior = None
 
 
 def begin_call() -> None:
     """SIGINT waits from now on, until `end_call` was called as often."""
-    if _DEFERRAL.prior is not None and _is_main():
+    if _DEFERRAL.prior is not None and threading.get_ident() == _MAIN_THREAD:
         _DEFERRAL.calls += 1
 
 
 def end_call() -> None:
     """Handle a SIGINT that has waited for this call."""
-    if _DEFERRAL.calls and _is_main():
+    if _DEFERRAL.calls and threading.get_ident() == _MAIN_THREAD:
         _DEFERRAL.calls -= 1
         if _DEFERRAL.is_interrupted and not _DEFERRAL.calls and _DEFERRAL.prior is not None:
             _DEFERRAL.is_interrupted = False
@@ -76,7 +77,3 @@ def _handle(number: int, frame: FrameType | None) -> None:
     elif _DEFERRAL.prior is not None:
         _DEFERRAL.is_interrupted = False
         _DEFERRAL.prior(number, frame)
-
-
-def _is_main() -> bool:
-    return threading.get_ident() == _MAIN_THREAD
