@@ -38,7 +38,7 @@ from mooncake_lab.store.backends import (
     StorageError,
 )
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
-from mooncake_lab.store.tiers import Change
+from mooncake_lab.store.tiers import TierChange
 
 _QUEUED_SHARE: Final = 4
 """One part in four of a tier is for blocks on their way to the tier below."""
@@ -337,7 +337,7 @@ class PrefixCache:
             _empty(self._pool, [key for key, before, _, _ in changes if isinstance(key, bytes) and POOL in before])
         return self._update(changes)
 
-    def _update(self, changes: Iterable[Change]) -> CacheUpdate:
+    def _update(self, changes: Iterable[TierChange]) -> CacheUpdate:
         """Changes of the store as the cluster counts them: the worker's own blocks, and those of the pool."""
         added, removed, promoted, demoted, pooled, unpooled = (list[bytes]() for _ in range(6))
         for key, before, now, is_missing in changes:

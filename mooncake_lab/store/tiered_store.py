@@ -14,7 +14,7 @@ from mooncake_lab.store.backends import Buffer, Reservation, StorageBackend
 from mooncake_lab.store.calls import Calls, call
 from mooncake_lab.store.eviction import PolicyFactory
 from mooncake_lab.store.health import TierStatistics
-from mooncake_lab.store.tiers import Change, Tier, TierSpec, TierStack
+from mooncake_lab.store.tiers import Tier, TierChange, TierSpec, TierStack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,13 +156,13 @@ class TieredStore:
         return None if tier is None else tier.spec.name
 
     @call
-    def changes(self) -> list[Change]:
-        """What changed since this was last called, in a store that reports changes; see `Change`."""
+    def changes(self) -> list[TierChange]:
+        """What changed since this was last called, in a store that reports changes; see `TierChange`."""
         with self._lock:
             return self._stack.changes()
 
     @call
-    def clear(self) -> list[Change]:
+    def clear(self) -> list[TierChange]:
         """Drop every block, those that are read or written with the end of that; the `changes` up to then.
 
         It waits until no evicted block is on its way to the tier below. Shared backends keep their blocks.

@@ -47,7 +47,7 @@ class PendingEviction(Generic[Handle]):
     users: int = 1
 
 
-class Change(NamedTuple):
+class TierChange(NamedTuple):
     """A block whose tiers are not those of the last report.
 
     A block that a shared device was asked for and lacks is reported also where its tiers are the same.
@@ -451,9 +451,9 @@ class TierStack(Generic[Handle]):
         """Whether a tier above this one has the block by now, or another writer has begun to write it anywhere."""
         return any(tier.is_taken(key) and (tier.index < index or not tier.holds(key)) for tier in self.tiers)
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[TierChange]:
         """What changed since this was last called, in work that follows the changes and not the blocks held."""
-        found = list[Change]()
+        found = list[TierChange]()
         tiers = {tier.spec.name: tier for tier in self.tiers}
         for key, noted in (self._noted or {}).items():
             before = [name for name, tier in tiers.items() if noted.get(name, tier.holds(key))]
@@ -463,7 +463,7 @@ class TierStack(Generic[Handle]):
                 name in noted and name not in now for name, tier in tiers.items() if tier.spec.is_shared
             )
             if before != now or is_missing:
-                found.append(Change(key, tuple(before), tuple(now), is_missing))
+                found.append(TierChange(key, tuple(before), tuple(now), is_missing))
         if self._noted:
             self._noted.clear()
         return found

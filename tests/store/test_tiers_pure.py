@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from mooncake_lab.simulation.pool import NodeCache
 from mooncake_lab.store import Block, BlockStore
 from mooncake_lab.store.eviction import make_policy
-from mooncake_lab.store.tiers import Change, Entry, Tier, TierSpec, TierStack
+from mooncake_lab.store.tiers import Entry, Tier, TierChange, TierSpec, TierStack
 
 SIZE = 10
 
@@ -250,12 +250,12 @@ def test_what_a_shared_device_lacks_is_reported():
     stack = TierStack(specs, reports_changes=True)
     dram, pool = stack.tiers
     pool.learn("ab", {"a": ("A", SIZE, 0)})
-    assert set(stack.changes()) == {Change("a", (), ("pool",), False), Change("b", (), (), True)}
+    assert set(stack.changes()) == {TierChange("a", (), ("pool",), False), TierChange("b", (), (), True)}
     write_at_once(dram, "c", "C")
     dram.evict_one()
     assert stack.changes() == []
     pool.learn("a", {})
-    assert stack.changes() == [Change("a", ("pool",), (), True)]
+    assert stack.changes() == [TierChange("a", ("pool",), (), True)]
 
 
 def test_bad_changes_of_tiers_are_refused():
