@@ -271,9 +271,7 @@ class Tier(Generic[Handle]):
         outcome = self.blocks.put(key, entry, size_bytes=size_bytes, position=position)
         if isinstance(outcome, Refused):
             return [handle]
-        self.note(key, was_held=False)
-        for old, _ in outcome.evicted:
-            self.note(old, was_held=True)
+        self.note(key, was_held=False)  # those that leave for it were noted so, too
         return [old.payload.handle for _, old in outcome.evicted if old.payload.handle is not None]
 
     def learn(self, asked: Iterable[BlockKey], found: Mapping[BlockKey, tuple[Handle, int, int]]) -> None:

@@ -256,6 +256,11 @@ def test_what_a_shared_device_lacks_is_reported():
     assert stack.changes() == []
     pool.learn("a", {})
     assert stack.changes() == [TierChange("a", ("pool",), (), True)]
+    for key in "defgh":
+        write_at_once(pool, key, key.upper())  # there is space for four
+    assert {change.key: change.now for change in stack.changes()} == {key: ("pool",) for key in "efgh"} | {"d": ()}
+    write_at_once(pool, "i", "I")
+    assert {change.key: change.now for change in stack.changes()} == {"e": (), "i": ("pool",)}
 
 
 def test_bad_changes_of_tiers_are_refused():
