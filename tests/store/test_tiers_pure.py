@@ -258,7 +258,7 @@ def test_what_a_shared_device_lacks_is_reported():
     assert stack.changes() == [TierChange("a", ("pool",), (), True)]
     for key in "defgh":
         write_at_once(pool, key, key.upper())  # there is space for four
-    assert {change.key: change.now for change in stack.changes()} == {key: ("pool",) for key in "efgh"} | {"d": ()}
+    assert {change.key: change.now for change in stack.changes()} == dict.fromkeys("efgh", ("pool",)) | {"d": ()}
     write_at_once(pool, "i", "I")
     assert {change.key: change.now for change in stack.changes()} == {"e": (), "i": ("pool",)}
 
