@@ -1,7 +1,6 @@
 """The life of a request in a cluster, written once for the real and the simulated one: events in, commands out."""
 
-from mooncake_lab.cluster.attempts import CoordinatorRules
-from mooncake_lab.cluster.coordinator import Coordinator
+from mooncake_lab.cluster.coordinator import Coordinator, CoordinatorRules
 from mooncake_lab.cluster.events import POOL, Attempt, Command, Event, Role
 from mooncake_lab.cluster.spec import COUPLED_SYSTEMS, ClusterSpec, CoupledPool, DecodePool, PrefillPool
 from mooncake_lab.cluster.workers import WorkerState, WorkerTable

@@ -1,9 +1,9 @@
 """The coordinator: follows each request from its arrival to its last token, in the real and the simulated cluster.
 
 A runtime reports events and carries out the commands that come back. The coordinator does no I/O and reads no
-clock: the same events give the same commands and the same run log. Where a request is, is its `Phase`; what a
-worker has to do, as far as its events tell, is its `WorkerState`. `Attempts` begins and ends the attempts of
-requests; the handlers here say which event leads from one phase to the next:
+clock: the same events give the same commands and the same run log. The `Phase` of a request says where it is, and
+the `WorkerState` of a worker says what the worker has to do, as far as its events tell. Events lead a request from
+one phase to the next:
 
     RequestArrived, TimerFired  deciding    -> queued: placed; else it is rejected, or it is waiting
     TimerFired                  waiting     -> rejected, when it has waited as long as it may
@@ -20,35 +20,147 @@ coupled worker, `ChunkDone` takes the place of the prefill events, and no KVCach
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias, final
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias, assert_never, final
 
 from msgspec.structs import replace
 
 from mooncake_lab.cluster import events
-from mooncake_lab.cluster.attempts import AT_DECODE, AT_PREFILL, Attempts, CoordinatorRules, RequestState
 from mooncake_lab.cluster.events import POOL, Attempt, Command, Event
 from mooncake_lab.cluster.spec import ClusterSpec
 from mooncake_lab.cluster.workers import WorkerState, WorkerTable
-from mooncake_lab.conductor import ClusterView, Decided, Estimator
+from mooncake_lab.conductor import (
+    AdmitAll,
+    ClusterView,
+    Decided,
+    Decision,
+    Estimator,
+    History,
+    Placement,
+    Rejection,
+    decide,
+    mistake_in,
+    mistake_in_check,
+    needs_of,
+)
 from mooncake_lab.core import (
     Arrived,
     CacheChanged,
     DecodeStretch,
+    Finished,
     FirstToken,
     Moved,
+    Placed,
     Prefilled,
     Record,
+    Rejected,
     Request,
     RunEnded,
 )
 
-_Subject: TypeAlias = Literal["request", "attempt", "work", "cluster"]
-"""What an event is about: a request in flight, its current attempt, work of a worker for any attempt, or none."""
+Phase: TypeAlias = Literal[
+    "deciding",
+    "waiting",
+    "unconfirmed",
+    "queued",
+    "prefilling",
+    "moving",
+    "loading",
+    "joining",
+    "decoding",
+]
+"""Where a request in flight is.
+
+- deciding: it arrived, and the Conductor has not decided yet;
+- waiting: no worker can serve it; it is placed when one comes up;
+- unconfirmed: an attempt failed; it is placed again when it is known which workers are up;
+- queued: it is placed, and its prompt waits at the prefill worker;
+- prefilling: its prompt is being computed;
+- moving: its KVCache is on the way to the decode worker;
+- loading: its KVCache is in the host memory of the decode worker;
+- joining: its KVCache is in GPU memory, and it waits for a place in the batch;
+- decoding: it is in the batch.
+"""
+
+AT_PREFILL: Final[frozenset[Phase]] = frozenset({"queued", "prefilling"})
+"""The prompt is not computed yet."""
+AT_DECODE: Final[frozenset[Phase]] = frozenset({"joining", "decoding"})
+"""The KVCache is in the GPU memory of the decode worker, and no other worker is needed any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorRules:
+    """The rules of a runtime by which requests go through its cluster."""
+
+    schedule_s: float = 0.0
+    """From a request's arrival to its decision."""
+    view_age_s: float = 0.0
+    """How old the loads may be on which the Conductor decides; 0 is always the present."""
+    wait_for_workers: bool = False
+    """Whether a request that finds no worker waits for one; else it is rejected."""
+    longest_wait_s: float | None = None
+    """How long it waits before it is rejected after all; None is no limit."""
+    max_inflight_requests: int | None = None
+    """One more is rejected; None is no limit."""
+    max_attempts: int | None = None
+    """How often a request is placed; None is no limit."""
+    reject_policy_errors: bool = False
+    """Whether a policy that raises, or whose placement no worker could carry out, costs its request alone."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """One request in flight. Mutable: the coordinator follows it."""
+
+    request: Request
+    """Its prompt is extended by the tokens that a failed attempt has shown."""
+    attempt: Attempt
+    """The current one, or the last; number 0 before the first."""
+    phase: Phase = "deciding"
+    waits_since_s: float = 0.0
+    """When it began to wait for a worker, in the phase "waiting"."""
+    placement: Placement | None = None
+    """The placement of the current attempt; None while it has none."""
+    prefill: WorkerState = field(init=False)
+    decode: WorkerState = field(init=False)
+    """The workers of that placement; a coupled worker is both."""
+    holder_has_read: bool = False
+    """Whether the worker that its prefix comes from has read from its SSD for the current attempt."""
+    shown_tokens: int = 0
+    """Tokens that its client had when the current attempt began to decode, with the one that prefill computed."""
+    prompt_shown_tokens: int = 0
+    """Those of them that a failure made part of the prompt."""
+    why: str = ""
+    """What stands before the reason of its next placement in the log."""
+    suspects: frozenset[str] = frozenset()
+    """Workers that have to be confirmed before it is placed again."""
+
+    @property
+    def workers(self) -> tuple[WorkerState, ...]:
+        """The workers of the current attempt, each once."""
+        if self.placement is None:
+            return ()
+        return (self.prefill,) if self.prefill is self.decode else (self.prefill, self.decode)
+
+    def needs(self, worker: str) -> bool:
+        """Whether the current attempt needs this worker to prefill or to decode.
+
+        A prefix that was to come from a worker that is down is computed instead, where the prompt is.
+        """
+        if self.placement is None:
+            return False
+        return worker == self.decode.name or (self.phase not in AT_DECODE and worker == self.prefill.name)
+
+    def shown_now(self) -> int:
+        """Tokens that its client has now."""
+        if self.phase != "decoding":
+            return self.shown_tokens
+        return self.shown_tokens + self.decode.tokens_of(self.request.id) - self.request.input_tokens
 
 
 @final
 class Coordinator:
-    """Turns events into commands, and writes the run log.
+    """Turns events into commands, and writes the run log. Mutable: it follows the requests in flight.
 
     Args:
         spec: the policies.
@@ -71,41 +183,18 @@ class Coordinator:
         observe: Callable[[Decided], None] | None = None,
     ) -> None:
         self.workers = WorkerTable(rules.view_age_s)
-        self._rules = rules
-        self._prefill_shows_first = spec.first_shown_by == "prefill"
-        self._write = write
-        self._attempts = Attempts(spec, rules, estimate, self.workers, write, extend, observe)
-        self._commands = self._attempts.commands
-        self.requests = self._attempts.requests
+        self.requests: dict[int, RequestState] = {}
         """The requests in flight, by id."""
+        needs = needs_of(spec.placement) | needs_of(spec.admission)
+        self._history = History(learns_lengths="lengths" in needs)
+        self._spec = spec
+        self._rules = rules
+        self._estimate = estimate
+        self._write = write
+        self._extend = extend
+        self._observe = observe
+        self._commands: list[Command] = []  # what the runtime is to do about the event under way
         self._now_s = 0.0  # when the event under way was learned of
-        self._handlers: dict[type, tuple[_Subject, Callable[..., None]]] = {
-            events.PrefixFetched: ("work", self._prefix_fetched),
-            events.TierRead: ("work", self._tier_read),
-            events.PrefillStarted: ("work", self._prefill_started),
-            events.PrefillDropped: ("work", self._prefill_dropped),
-            events.PrefillDone: ("work", self._prefill_done),
-            events.ChunkDone: ("work", self._chunk_done),
-            events.Preempted: ("work", self._preempted),
-            events.KVSent: ("work", self._kv_sent),
-            events.KVArrived: ("attempt", self._kv_arrived),
-            events.KVLoaded: ("attempt", self._kv_loaded),
-            events.DecodeStarted: ("attempt", self._decode_started),
-            events.RequestDone: ("attempt", self._request_done),
-            events.AttemptFailed: ("attempt", self._attempt_failed),
-            events.TimerFired: ("request", self._timer_fired),
-            events.Cancelled: ("request", self._cancelled),
-            events.ClientStopped: ("request", self._client_stopped),
-            events.RequestArrived: ("cluster", self._request_arrived),
-            DecodeStretch: ("cluster", self._decoded),
-            events.FetchStarted: ("cluster", self._attempts.fetch_started),
-            events.PrefillSlotFree: ("cluster", self.workers.free_slot),
-            events.WorkerUp: ("cluster", self._worker_up),
-            events.WorkerDown: ("cluster", self._worker_down),
-            events.WorkerConfirmed: ("cluster", self._confirmed),
-            CacheChanged: ("cluster", self._cache_changed),
-            RunEnded: ("cluster", self._run_ended),
-        }
 
     def on(self, event: Event, now_s: float) -> Sequence[Command]:
         """What is to be done about an event that the coordinator learns of now; not re-entrant.
@@ -115,40 +204,125 @@ class Coordinator:
         changes nothing, and neither does one that was reported before.
         """
         self._now_s = now_s
-        told: Any = event
-        subject, handle = self._handlers[type(told)]
-        if subject == "cluster":
-            handle(told)
-        elif subject == "attempt":
-            state = self._attempts.current(told.attempt)
-            if state is not None:
-                handle(told, state)
-        elif subject == "work":
-            worker = self.workers.get(told.worker)
+        if isinstance(event, events.OfWork):
+            worker = self.workers.by_name.get(event.worker)
             if worker is not None:
-                handle(told, worker, self._attempts.current(told.attempt))
-        else:
-            state = self.requests.get(told.request_id)
+                self._on_work(event, worker, self._current(event.attempt))
+        elif isinstance(event, events.OfAttempt):
+            state = self._current(event.attempt)
             if state is not None:
-                handle(told, state)
+                self._on_attempt(event, state)
+        elif isinstance(event, events.OfRequest):
+            state = self.requests.get(event.request_id)
+            if state is not None:
+                self._on_request(event, state)
+        else:
+            self._on_any(event)
         commands = self._commands
         if not commands:  # most events need nothing
             return ()
-        asked = tuple(commands)
-        commands.clear()
-        return asked
+        self._commands = []
+        return tuple(commands)
+
+    def _on_work(self, event: events.WorkEvent, worker: WorkerState, state: RequestState | None) -> None:
+        match event:
+            case events.FetchStarted():
+                self._fetch_started(event, worker)
+            case events.PrefixFetched():
+                self._prefix_fetched(event, worker)
+            case events.TierRead():
+                self._tier_read(event, worker, state)
+            case events.PrefillStarted():
+                self._prefill_started(event, worker, state)
+            case events.PrefillDone():
+                self._prefill_done(event, worker, state)
+            case events.PrefillDropped():
+                worker.remove_prompt(event.attempt, event.at_s)
+            case events.ChunkDone():
+                self._chunk_done(event, worker, state)
+            case events.Preempted():
+                self._preempted(event, worker, state)
+            case events.KVSent():
+                worker.sent(event.attempt)
+            case _:
+                assert_never(event)
+
+    def _on_attempt(self, event: events.AttemptEvent, state: RequestState) -> None:
+        match event:
+            case events.KVArrived():
+                self._kv_arrived(event, state)
+            case events.KVLoaded():
+                if state.phase not in AT_DECODE:
+                    self._join(state, event.at_s)
+            case events.DecodeStarted():
+                if state.phase != "decoding":
+                    self._decode_started(event, state)
+            case events.RequestDone():
+                if state.phase == "decoding":
+                    self._request_done(event, state)
+            case events.AttemptFailed(retriable=True):
+                self._place_again(state, event.reason, event.suspects)
+            case events.AttemptFailed():
+                self._cancel(state)
+                self._reject(state, event.stage, event.reason, event.at_s)
+            case _:
+                assert_never(event)
+
+    def _on_request(self, event: events.RequestEvent, state: RequestState) -> None:
+        match event:
+            case events.TimerFired():
+                if state.phase == "deciding":
+                    self._decide(state)
+                elif state.phase == "waiting":
+                    self._stop_waiting(state)
+            case events.Cancelled():
+                self._cancel(state)
+                self._reject(state, "client", event.reason, event.at_s)
+            case events.ClientStopped():
+                tokens = state.shown_now()
+                self._cancel(state)
+                self._finish(state, tokens, event.at_s)
+            case _:
+                assert_never(event)
+
+    def _on_any(self, event: events.GeneralEvent) -> None:
+        match event:
+            case DecodeStretch():
+                self._decoded(event)
+            case CacheChanged():
+                self._cache_changed(event)
+            case events.RequestArrived():
+                self._request_arrived(event)
+            case events.PrefillSlotFree():
+                self.workers.free_slot(event)
+            case events.WorkerUp():
+                self._worker_up(event)
+            case events.WorkerDown():
+                self._worker_down(event)
+            case events.WorkerConfirmed():
+                self._confirmed(event)
+            case RunEnded():
+                self._run_ended(event)
+            case _:
+                assert_never(event)
 
     def view(self, request: Request, now_s: float) -> ClusterView:
         """What the Conductor may know about a request now; looking changes nothing in the cluster."""
-        return self.workers.view(request, now_s, self._attempts.history)
+        return self.workers.view(request, now_s, self._history)
 
     def is_current(self, attempt: Attempt) -> bool:
         """Whether a request is in this attempt now."""
-        return self._attempts.current(attempt) is not None
+        return self._current(attempt) is not None
 
     def shown_tokens(self, request_id: int) -> int:
         """Tokens that the client of a request in flight has now."""
         return self.requests[request_id].shown_now()
+
+    def _current(self, attempt: Attempt) -> RequestState | None:
+        """The request of an attempt, unless it has ended or is in another attempt."""
+        state = self.requests.get(attempt.request_id)
+        is_current = state is not None and state.placement is not None and state.attempt.n == attempt.n
+        return state if is_current else None
 
     # a request arrives
 
@@ -156,7 +330,7 @@ class Coordinator:
         request, requests = event.request, self.requests
         if request.id in requests:
             return
-        self._attempts.record(
+        self._record(
             Arrived(
                 at_s=event.at_s,
                 request_id=request.id,
@@ -170,22 +344,136 @@ class Coordinator:
         if most is not None and count >= most:
             refusal = f"{count} requests are in flight; allowed are {most}"
         if refusal:
-            self._attempts.reject(state, "frontdoor", refusal, self._now_s)
+            self._reject(state, "frontdoor", refusal, self._now_s)
         elif self._rules.schedule_s:
             self._commands.append(events.SetTimer(request.id, self._rules.schedule_s))
         else:
-            self._attempts.decide(state, self._now_s)
+            self._decide(state)
 
-    def _timer_fired(self, _: events.TimerFired, state: RequestState) -> None:
-        if state.phase == "deciding":
-            self._attempts.decide(state, self._now_s)
-        elif state.phase == "waiting":
-            self._attempts.stop_waiting(state, self._now_s)
+    # placement
+
+    def _decide(self, state: RequestState) -> None:
+        """Ask the Conductor about a request now; after its first placement, admission is not asked again."""
+        request = state.request
+        view = self.workers.view(request, self._now_s, self._history)
+        decision: Decision
+        if view.prefill and view.decode:
+            decision = self._decision(request, view, is_first=not state.attempt.n)
+        elif self._rules.wait_for_workers:
+            self._wait(state)
+            return
+        else:
+            up = f"{len(view.prefill)} prefill and {len(view.decode)} decode instances live"
+            decision = Rejection(request_id=request.id, stage="capacity", reason=f"{up}; one of each is needed")
+        if isinstance(decision, Rejection):
+            self._reject(state, decision.stage, state.why + decision.reason, self._now_s)
+        else:
+            self._place(state, decision)
+
+    def _wait(self, state: RequestState) -> None:
+        """Let a request wait for a worker; a change that still leaves it none does not begin the wait anew."""
+        if state.phase == "waiting":
+            return
+        state.phase, state.waits_since_s = "waiting", self._now_s
+        if self._rules.longest_wait_s is not None:
+            self._commands.append(events.SetTimer(state.request.id, self._rules.longest_wait_s))
+
+    def _stop_waiting(self, state: RequestState) -> None:
+        """Reject a request that has waited for a worker as long as it may; the timer may be of an earlier wait."""
+        longest_s = self._rules.longest_wait_s
+        if longest_s is None:
+            return
+        left_s = state.waits_since_s + longest_s - self._now_s
+        if left_s > 0:
+            self._commands.append(events.SetTimer(state.request.id, left_s))
+            return
+        view = self.workers.view(state.request, self._now_s, self._history)
+        up = f"{len(view.prefill)} prefill and {len(view.decode)} decode workers are up"
+        self._reject(state, "capacity", f"{up}; one of each did not come up within {longest_s:g} s", self._now_s)
+
+    def _decision(self, request: Request, view: ClusterView, *, is_first: bool) -> Decision:
+        spec = self._spec
+        try:
+            decision = decide(
+                request,
+                view,
+                placement=spec.placement,
+                admission=spec.admission if is_first else AdmitAll(),
+                estimate=self._estimate,
+                slo=spec.slo,
+            )
+        except Exception as error:  # noqa: BLE001  # a policy may raise anything
+            return self._policy_failed(request, error)
+        if self._observe is not None:
+            self._observe(Decided(request, view, decision, is_first))
+        if self._rules.reject_policy_errors and (mistake := mistake_in(decision, request, view)):
+            return self._policy_mistake(request, mistake)
+        return decision
+
+    def _double_check(self, state: RequestState) -> Rejection | None:
+        """Ask admission again when the KVCache of a request is at its decode worker (arXiv §3, step 4)."""
+        spec = self._spec
+        try:
+            refusal = spec.admission.double_check(
+                state.request, state.decode.decode_view(), estimate=self._estimate, slo=spec.slo
+            )
+        except Exception as error:  # noqa: BLE001  # a policy may raise anything
+            return self._policy_failed(state.request, error)
+        if self._rules.reject_policy_errors and (mistake := mistake_in_check(refusal)):
+            return self._policy_mistake(state.request, mistake)
+        return refusal
+
+    def _policy_failed(self, request: Request, error: Exception) -> Rejection:
+        if not self._rules.reject_policy_errors:
+            raise error
+        return self._policy_mistake(request, f"failed: {error!r}")
+
+    def _policy_mistake(self, request: Request, mistake: str) -> Rejection:
+        reason = f"the placement or admission policy {mistake}"
+        return Rejection(request_id=request.id, stage="failed", reason=reason)
+
+    def _place(self, state: RequestState, placement: Placement) -> None:
+        """Begin the next attempt, and reserve on its workers."""
+        request, prefill = state.request, self.workers.by_name[placement.prefill]
+        decode = prefill if prefill.role == "coupled" else self.workers.by_name[placement.decode]
+        self._write(
+            Placed(
+                at_s=self._now_s,
+                request_id=request.id,
+                prefill_instance=prefill.name,
+                decode_instance=decode.name,
+                reused_tokens=placement.reused_tokens,
+                fetched_tokens=placement.fetched_tokens,
+                reason=state.why + placement.reason,
+            )
+        )
+        attempt = state.attempt = Attempt(request.id, state.attempt.n + 1)
+        state.prefill, state.decode = prefill, decode
+        state.placement, state.phase, state.holder_has_read = placement, "queued", False
+        decode.expect(request, self._now_s + placement.expected_ttft_s)
+        estimated_s = self._estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
+        if placement.ssd_tokens:
+            estimated_s = self._estimate.beside_ssd_s(estimated_s, placement.ssd_tokens)
+        if placement.fetch_from is not None and self._estimate.fetches_by_layer:
+            moving_s = self._estimate.transfer_s(placement.fetched_tokens, 0)  # other transfers end meanwhile
+            estimated_s = self._estimate.beside_load_s(estimated_s, moving_s)
+        prefill.add_prompt(attempt, estimated_s)
+        if placement.fetch_from is not None:
+            self.workers.begin_fetch(attempt, request, placement)
+        if prefill is not decode:
+            self._commands.append(events.PrepareDecode(attempt, decode.name, request))
+        self._commands.append(events.RunPrefill(attempt, request, placement))
 
     # prefill
 
-    def _prefix_fetched(self, event: events.PrefixFetched, worker: WorkerState, _: RequestState | None) -> None:
-        source = self.workers.get(event.source)
+    def _fetch_started(self, event: events.FetchStarted, worker: WorkerState) -> None:
+        """A prefill worker fetches blocks of a shared store from the worker on which they lie."""
+        source = self.workers.by_name.get(event.source)
+        if source is not None and source.up and worker.fetch_from(event.attempt, source.name):
+            (source.reading if event.from_ssd else source.sending)[event.attempt] = event.worker
+
+    def _prefix_fetched(self, event: events.PrefixFetched, worker: WorkerState) -> None:
+        source = self.workers.by_name.get(event.source)
         if source is None and event.source != POOL:
             return
         is_sent = source is not None and source.end_sending(event.attempt)
@@ -207,9 +495,6 @@ class Coordinator:
         if worker.start_prompt(event.attempt, event.at_s) and state is not None and state.phase == "queued":
             state.phase = "prefilling"
 
-    def _prefill_dropped(self, event: events.PrefillDropped, worker: WorkerState, _: RequestState | None) -> None:
-        worker.remove_prompt(event.attempt, event.at_s)
-
     def _prefill_done(self, event: events.PrefillDone, worker: WorkerState, state: RequestState | None) -> None:
         if not worker.remove_prompt(event.attempt, event.at_s):
             return
@@ -218,7 +503,7 @@ class Coordinator:
             if state.phase in AT_PREFILL:
                 state.phase = "moving"
                 worker.sending[event.attempt] = state.decode.name
-            if self._prefill_shows_first and not state.shown_tokens:
+            if self._spec.first_shown_by == "prefill" and not state.shown_tokens:
                 self._show_first(state, event.at_s)
 
     def _prefilled(self, event: events.PrefillDone | events.ChunkDone) -> None:
@@ -252,9 +537,6 @@ class Coordinator:
 
     # from prefill to decode
 
-    def _kv_sent(self, event: events.KVSent, worker: WorkerState, _: RequestState | None) -> None:
-        worker.sent(event.attempt)
-
     def _kv_arrived(self, event: events.KVArrived, state: RequestState) -> None:
         """Once the KVCache is at the decode worker, admission is asked again (arXiv §3, step 4)."""
         if state.phase not in AT_PREFILL and state.phase != "moving":
@@ -263,21 +545,17 @@ class Coordinator:
         if not event.is_last:
             return
         state.prefill.end_sending(event.attempt)
-        refusal = None if state.resumes else self._attempts.double_check(state)
+        refusal = None if state.prompt_shown_tokens else self._double_check(state)
         if refusal is not None:
-            self._attempts.cancel(state)
-            self._attempts.reject(state, refusal.stage, refusal.reason, self._now_s)
+            self._cancel(state)
+            self._reject(state, refusal.stage, refusal.reason, self._now_s)
             return
         state.phase = "loading"
         state.decode.join(state.request.id, event.at_s)
-        shows_computed = state.resumes or not state.shown_tokens
+        shows_computed = state.prompt_shown_tokens > 0 or not state.shown_tokens
         self._commands.append(
             events.StartDecode(event.attempt, state.decode.name, state.shown_tokens, shows_computed)
         )
-
-    def _kv_loaded(self, event: events.KVLoaded, state: RequestState) -> None:
-        if state.phase not in AT_DECODE:
-            self._attempts.join(state, event.at_s)
 
     def _moved(
         self, event: events.PrefixFetched | events.TierRead | events.KVArrived, source: str, destination: str
@@ -297,10 +575,8 @@ class Coordinator:
 
     def _decode_started(self, event: events.DecodeStarted, state: RequestState) -> None:
         """The token that prefill computed is shown: the first, or after a failure the next."""
-        if state.phase == "decoding":
-            return
         if state.phase != "joining":
-            self._attempts.join(state, event.at_s)
+            self._join(state, event.at_s)
         state.phase = "decoding"
         worker, request_id, coupled = state.decode, state.request.id, state.decode is state.prefill
         worker.start(request_id)
@@ -308,7 +584,7 @@ class Coordinator:
             worker.remove_prompt(event.attempt, event.at_s)
         if not state.shown_tokens:
             self._show_first(state, event.at_s)
-        elif state.resumes and not coupled:
+        elif state.prompt_shown_tokens and not coupled:
             state.shown_tokens += 1
             self._write(
                 DecodeStretch(
@@ -324,10 +600,10 @@ class Coordinator:
 
     def _show_first(self, state: RequestState, at_s: float) -> None:
         state.shown_tokens = 1
-        self._attempts.record(FirstToken(at_s=at_s, request_id=state.request.id))
+        self._record(FirstToken(at_s=at_s, request_id=state.request.id))
 
     def _decoded(self, event: DecodeStretch) -> None:
-        worker = self.workers.get(event.instance)
+        worker = self.workers.by_name.get(event.instance)
         if worker is None or event.start_s < worker.stepped_until_s:
             return
         here = worker.started
@@ -338,28 +614,75 @@ class Coordinator:
         worker.step(event.request_ids, event.steps, event.at_s)
 
     def _request_done(self, event: events.RequestDone, state: RequestState) -> None:
-        if state.phase == "decoding":
-            tokens = state.shown_now()
-            self._attempts.release(state)
-            self._attempts.finish(state, tokens, event.at_s)
-
-    # an attempt fails, a client leaves
-
-    def _attempt_failed(self, event: events.AttemptFailed, state: RequestState) -> None:
-        if event.retriable:
-            self._attempts.place_again(state, event.reason, self._now_s, event.suspects)
-        else:
-            self._attempts.cancel(state)
-            self._attempts.reject(state, event.stage, event.reason, event.at_s)
-
-    def _cancelled(self, event: events.Cancelled, state: RequestState) -> None:
-        self._attempts.cancel(state)
-        self._attempts.reject(state, "client", event.reason, event.at_s)
-
-    def _client_stopped(self, event: events.ClientStopped, state: RequestState) -> None:
         tokens = state.shown_now()
-        self._attempts.cancel(state)
-        self._attempts.finish(state, tokens, event.at_s)
+        self._release(state)
+        self._finish(state, tokens, event.at_s)
+
+    # an attempt fails, or a request ends
+
+    def _place_again(self, state: RequestState, reason: str, suspects: Sequence[str] = ()) -> None:
+        """An attempt came to nothing: the prompt and the tokens shown are prefilled anew, elsewhere or later."""
+        shown, joined = state.shown_now(), state.phase in AT_DECODE
+        self._cancel(state)
+        state.shown_tokens = shown
+        if joined and shown > state.prompt_shown_tokens:
+            longer = self._extend(state.request, shown - state.prompt_shown_tokens)
+            if longer is None:
+                self._finish(state, shown, self._now_s)
+                return
+            state.request, state.prompt_shown_tokens = longer, shown
+        if state.attempt.n == self._rules.max_attempts:
+            reason = f"{state.attempt.n} attempts came to nothing, the last because {reason}"
+            self._reject(state, "failed", reason, self._now_s)
+            return
+        state.why = f"placed again after {reason}: "
+        state.suspects = frozenset(worker.name for worker in self.workers.up if worker.name in suspects)
+        if state.suspects:
+            state.phase = "unconfirmed"
+            self._commands.append(events.ConfirmWorkers(tuple(sorted(state.suspects))))
+        else:
+            self._decide(state)
+
+    def _join(self, state: RequestState, at_s: float) -> None:
+        """A request's KVCache is where it decodes."""
+        state.prefill.end_sending(state.attempt)
+        state.decode.join(state.request.id, at_s)
+        state.phase = "joining"
+
+    def _cancel(self, state: RequestState) -> None:
+        """Release what an attempt has reserved, and tell those of its workers that are up."""
+        workers = state.workers
+        self._release(state)
+        self._commands += [events.CancelAttempt(state.attempt, worker.name) for worker in workers if worker.up]
+
+    def _release(self, state: RequestState) -> None:
+        """An attempt is over: its workers have nothing reserved for it any more.
+
+        A prompt stays in the backlog of its prefill worker until that worker says that it dropped or computed it.
+        """
+        if state.placement is not None:
+            state.prefill.end_sending(state.attempt)
+            state.decode.release(state.request.id)
+            state.placement = None
+
+    def _reject(self, state: RequestState, stage: str, reason: str, at_s: float) -> None:
+        """End a request that is not served, or no longer."""
+        request_id = state.request.id
+        del self.requests[request_id]
+        self._record(Rejected(at_s=at_s, request_id=request_id, stage=stage, reason=reason))
+        self._commands.append(events.Reject(request_id, stage, reason))
+
+    def _finish(self, state: RequestState, output_tokens: int, at_s: float) -> None:
+        """End a request that has all its tokens."""
+        request_id = state.request.id
+        del self.requests[request_id]
+        self._record(Finished(at_s=at_s, request_id=request_id, output_tokens=output_tokens))
+        self._commands.append(events.Finish(request_id))
+
+    def _record(self, record: Arrived | FirstToken | Finished | Rejected) -> None:
+        """Write a record of which views show something later."""
+        self._write(record)
+        self._history.note(record)
 
     # workers
 
@@ -370,32 +693,36 @@ class Coordinator:
 
     def _worker_up(self, event: events.WorkerUp) -> None:
         self.workers.add(event)
-        for state in self._attempts.by_arrival():
+        for state in self._by_arrival():
             if state.phase == "waiting":
                 state.why = state.why or f"placed when {event.worker} was up: "
-                self._attempts.decide(state, self._now_s)
+                self._decide(state)
 
     def _worker_down(self, event: events.WorkerDown) -> None:
         """The requests that need the worker are placed again, but for those that its last step still serves."""
         worker = self.workers.remove(event.worker)
         if worker is None:
             return
-        for state in self._attempts.by_arrival():
+        for state in self._by_arrival():
             in_step = event.finishes_step and (worker.role == "coupled" or state.phase in AT_DECODE)
             if state.needs(worker.name) and not in_step:
-                self._attempts.place_again(state, f"{worker.name} failed", self._now_s)
+                self._place_again(state, f"{worker.name} failed")
         self._confirmed(event)
 
     def _confirmed(self, event: events.WorkerConfirmed | events.WorkerDown) -> None:
         """It is known of a worker whether it is up."""
-        for state in self._attempts.by_arrival():
+        for state in self._by_arrival():
             if state.phase == "unconfirmed":
                 state.suspects -= {event.worker}
                 if not state.suspects:
-                    self._attempts.decide(state, self._now_s)
+                    self._decide(state)
 
     def _run_ended(self, event: RunEnded) -> None:
         """The log is cut: requests in flight stay open in it, and go on if the runtime does."""
         others = [state for id_, state in self.requests.items() if id_ not in event.tokens and state.shown_tokens]
         shown = {state.request.id: state.shown_now() for state in others}
         self._write(RunEnded(at_s=event.at_s, tokens=shown | event.tokens))
+
+    def _by_arrival(self) -> list[RequestState]:
+        """The requests in flight, in the order in which they are placed again."""
+        return sorted(self.requests.values(), key=lambda state: (state.request.arrival_s, state.request.id))

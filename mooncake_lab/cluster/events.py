@@ -33,11 +33,21 @@ class ClusterEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag=True
     at_s: float
 
 
-class _OfAttempt(ClusterEvent, frozen=True, kw_only=True, gc=False):
+class OfRequest(ClusterEvent, frozen=True, kw_only=True, gc=False):
+    """What happened to a request in flight, whichever its attempt."""
+
+    request_id: int
+
+
+class OfAttempt(ClusterEvent, frozen=True, kw_only=True, gc=False):
+    """What happened to an attempt; once the attempt is over, the coordinator ignores the event."""
+
     attempt: Attempt
 
 
-class _OfWork(_OfAttempt, frozen=True, kw_only=True, gc=False):
+class OfWork(OfAttempt, frozen=True, kw_only=True, gc=False):
+    """What a worker did for an attempt; it changes the load of the worker even if the attempt is over."""
+
     worker: str
 
 
@@ -55,29 +65,24 @@ class RequestArrived(ClusterEvent, frozen=True, kw_only=True, gc=False):
     """The same moment on the wall clock, where the client sent it over HTTP."""
 
 
-class TimerFired(ClusterEvent, frozen=True, kw_only=True, gc=False):
+class TimerFired(OfRequest, frozen=True, kw_only=True, gc=False):
     """The time of a `SetTimer` is over: a request is to be decided, or has waited for a worker long enough."""
 
-    request_id: int
 
-
-class Cancelled(ClusterEvent, frozen=True, kw_only=True, gc=False):
+class Cancelled(OfRequest, frozen=True, kw_only=True, gc=False):
     """A client does not want its answer any more."""
 
-    request_id: int
     reason: str = "the client went away"
 
 
-class ClientStopped(ClusterEvent, frozen=True, kw_only=True, gc=False):
+class ClientStopped(OfRequest, frozen=True, kw_only=True, gc=False):
     """A client has all that it wants of its answer."""
-
-    request_id: int
 
 
 # prefill
 
 
-class FetchStarted(_OfWork, frozen=True, kw_only=True, gc=False):
+class FetchStarted(OfWork, frozen=True, kw_only=True, gc=False):
     """A worker began to fetch prefix blocks from another one (`source`) that its placement does not name.
 
     In a shared store each block lies on one worker. A `PrefixFetched` follows.
@@ -88,7 +93,7 @@ class FetchStarted(_OfWork, frozen=True, kw_only=True, gc=False):
     """Whether the source reads some of them from SSD first; a `TierRead` follows then."""
 
 
-class PrefixFetched(_OfWork, frozen=True, kw_only=True, gc=False):
+class PrefixFetched(OfWork, frozen=True, kw_only=True, gc=False):
     """Prefix blocks that a prefill worker asked another one (`source`) for have arrived, or will not (0 bytes)."""
 
     source: str
@@ -96,14 +101,14 @@ class PrefixFetched(_OfWork, frozen=True, kw_only=True, gc=False):
     bytes: int
 
 
-class TierRead(_OfWork, frozen=True, kw_only=True, gc=False):
+class TierRead(OfWork, frozen=True, kw_only=True, gc=False):
     """A worker has read blocks of a prefix from its SSD into DRAM."""
 
     start_s: float
     bytes: int
 
 
-class PrefillStarted(_OfWork, frozen=True, kw_only=True, gc=False):
+class PrefillStarted(OfWork, frozen=True, kw_only=True, gc=False):
     """A worker began to compute a prompt."""
 
 
@@ -113,11 +118,11 @@ class PrefillSlotFree(ClusterEvent, frozen=True, kw_only=True, gc=False):
     worker: str
 
 
-class PrefillDropped(_OfWork, frozen=True, kw_only=True, gc=False):
+class PrefillDropped(OfWork, frozen=True, kw_only=True, gc=False):
     """A worker took a cancelled prompt out of its queue."""
 
 
-class PrefillDone(_OfWork, frozen=True, kw_only=True, gc=False):
+class PrefillDone(OfWork, frozen=True, kw_only=True, gc=False):
     """A worker has computed a prompt."""
 
     start_s: float
@@ -125,7 +130,7 @@ class PrefillDone(_OfWork, frozen=True, kw_only=True, gc=False):
     reused_tokens: int
 
 
-class ChunkDone(_OfWork, frozen=True, kw_only=True, gc=False):
+class ChunkDone(OfWork, frozen=True, kw_only=True, gc=False):
     """A coupled worker has computed a piece of a prompt, or of what it computes again after a preemption.
 
     Where its decodes of the same iteration are reported as well, `DecodeStretch` comes first.
@@ -138,7 +143,7 @@ class ChunkDone(_OfWork, frozen=True, kw_only=True, gc=False):
     """KVCache tokens of the request in GPU memory now."""
 
 
-class Preempted(_OfWork, frozen=True, kw_only=True, gc=False):
+class Preempted(OfWork, frozen=True, kw_only=True, gc=False):
     """A coupled worker took a request out of its batch, to have room for others; it goes on with it later."""
 
     context_tokens: int
@@ -148,11 +153,11 @@ class Preempted(_OfWork, frozen=True, kw_only=True, gc=False):
 # from prefill to decode
 
 
-class KVSent(_OfWork, frozen=True, kw_only=True, gc=False):
+class KVSent(OfWork, frozen=True, kw_only=True, gc=False):
     """The last byte of a prefix or of a prompt's KVCache has left a worker; not reported where latency is 0."""
 
 
-class KVArrived(_OfAttempt, frozen=True, kw_only=True, gc=False):
+class KVArrived(OfAttempt, frozen=True, kw_only=True, gc=False):
     """The KVCache of a prompt, or a part of it, is in the host memory of its decode worker."""
 
     start_s: float
@@ -162,14 +167,14 @@ class KVArrived(_OfAttempt, frozen=True, kw_only=True, gc=False):
     """Whether the whole is there."""
 
 
-class KVLoaded(_OfAttempt, frozen=True, kw_only=True, gc=False):
+class KVLoaded(OfAttempt, frozen=True, kw_only=True, gc=False):
     """The KVCache is in GPU memory; the request joins the batch at a step boundary."""
 
 
 # decode
 
 
-class DecodeStarted(_OfAttempt, frozen=True, kw_only=True, gc=False):
+class DecodeStarted(OfAttempt, frozen=True, kw_only=True, gc=False):
     """A request joined the batch of its decode worker; the token that its prefill computed is shown.
 
     At a coupled worker its prompt is computed. Where tokens were shown before, the token is one of the
@@ -177,11 +182,11 @@ class DecodeStarted(_OfAttempt, frozen=True, kw_only=True, gc=False):
     """
 
 
-class RequestDone(_OfAttempt, frozen=True, kw_only=True, gc=False):
+class RequestDone(OfAttempt, frozen=True, kw_only=True, gc=False):
     """A request has its last token."""
 
 
-class AttemptFailed(_OfAttempt, frozen=True, kw_only=True, gc=False):
+class AttemptFailed(OfAttempt, frozen=True, kw_only=True, gc=False):
     """A worker cannot go on with an attempt."""
 
     reason: str
@@ -222,7 +227,34 @@ class WorkerConfirmed(ClusterEvent, frozen=True, kw_only=True, gc=False):
     worker: str
 
 
-Event: TypeAlias = ClusterEvent | DecodeStretch | CacheChanged | RunEnded
+RequestEvent: TypeAlias = TimerFired | Cancelled | ClientStopped
+"""Each event of a request in flight."""
+AttemptEvent: TypeAlias = KVArrived | KVLoaded | DecodeStarted | RequestDone | AttemptFailed
+"""Each event of an attempt."""
+WorkEvent: TypeAlias = (
+    FetchStarted
+    | PrefixFetched
+    | TierRead
+    | PrefillStarted
+    | PrefillDropped
+    | PrefillDone
+    | ChunkDone
+    | Preempted
+    | KVSent
+)
+"""Each event of the work of a worker for an attempt."""
+GeneralEvent: TypeAlias = (
+    RequestArrived
+    | DecodeStretch
+    | CacheChanged
+    | PrefillSlotFree
+    | WorkerUp
+    | WorkerDown
+    | WorkerConfirmed
+    | RunEnded
+)
+"""Each event that is about no attempt and no request in flight."""
+Event: TypeAlias = GeneralEvent | RequestEvent | AttemptEvent | WorkEvent
 """Anything that a runtime reports."""
 
 

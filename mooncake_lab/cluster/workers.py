@@ -284,20 +284,14 @@ class WorkerTable:
 
     def __init__(self, view_age_s: float) -> None:
         self.index = PrefixIndex()
-        self._workers: dict[str, WorkerState] = {}
+        self.by_name: dict[str, WorkerState] = {}
+        """Those that are up, and those that are down and were not replaced."""
         self._view_age_s = view_age_s
         self._old_view: ClusterView | None = None
         self._on_ssd: dict[str, set[BlockKey]] = {}  # by cache: blocks that are not in DRAM
         self._on_gpu: dict[str, int] = {}  # caches in the GPU memory of coupled workers, with their place
         self._prefill: list[tuple[WorkerState, int]] = []  # with the place of its cache among matches
         self._decode: list[WorkerState] = []
-
-    def __getitem__(self, name: str) -> WorkerState:
-        return self._workers[name]
-
-    def get(self, name: str) -> WorkerState | None:
-        """A worker that is up, or that was when it was heard of last."""
-        return self._workers.get(name)
 
     def cached(self, cache: str) -> set[BlockKey]:
         """The blocks in a cache."""
@@ -307,15 +301,10 @@ class WorkerTable:
         """Those of them that are not in DRAM."""
         return self._on_ssd.get(cache, set())
 
-    def is_up(self, name: str) -> bool:
-        """Whether requests can be placed there."""
-        worker = self._workers.get(name)
-        return worker is not None and worker.up
-
     @property
     def up(self) -> list[WorkerState]:
         """The workers that are up, in the order in which their names first came up."""
-        return [worker for worker in self._workers.values() if worker.up]
+        return [worker for worker in self.by_name.values() if worker.up]
 
     @property
     def can_serve(self) -> bool:
@@ -325,17 +314,17 @@ class WorkerTable:
     def add(self, event: events.WorkerUp) -> None:
         """A worker is up, with nothing to do; under the name of one that is down it replaces that one."""
         same = [each.assigned_requests for each in self.up if each.role == event.role]
-        self._workers[event.worker] = WorkerState(
+        self.by_name[event.worker] = WorkerState(
             event.worker, event.role, event.capacity_tokens, event.cache, event.at_s
         )
-        self._workers[event.worker].assigned_requests = min(same, default=0)  # round robin goes on
+        self.by_name[event.worker].assigned_requests = min(same, default=0)  # round robin goes on
         if event.cache is not None and event.cache not in self.index:
             self.index.join(event.cache)
         self._arrange()
 
     def remove(self, name: str) -> WorkerState | None:
         """A worker is down; it as it was, or None where that is no news."""
-        worker = self._workers.get(name)
+        worker = self.by_name.get(name)
         if worker is None or not worker.up:
             return None
         worker.up = False
@@ -359,13 +348,13 @@ class WorkerTable:
 
     def free_slot(self, event: events.PrefillSlotFree) -> None:
         """A pipelined group can begin the next prompt."""
-        worker = self._workers.get(event.worker)
+        worker = self.by_name.get(event.worker)
         if worker is not None:
             worker.free_slot(event.at_s)
 
     def begin_fetch(self, attempt: Attempt, request: Request, placement: Placement) -> None:
         """A prefill worker fetches a prefix: its holder reads what of it is on SSD, and sends it."""
-        source, size = self._workers[str(placement.fetch_from)], request.block_size_tokens
+        source, size = self.by_name[str(placement.fetch_from)], request.block_size_tokens
         first = (placement.reused_tokens - placement.fetched_tokens) // size
         keys = request.block_keys[first : -(-placement.reused_tokens // size)]
         begun = source.reading if self._blocks_on_ssd(source, keys) else source.sending

@@ -26,6 +26,8 @@ from mooncake_lab.conductor.decide import (
     Rejection,
     check_needs,
     decide,
+    mistake_in,
+    mistake_in_check,
     needs_of,
     select_decode,
 )
@@ -84,6 +86,8 @@ __all__ = [
     "decide",
     "full_decode_s",
     "length_biased_mean",
+    "mistake_in",
+    "mistake_in_check",
     "named_admission",
     "named_placement",
     "needs_of",

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from types import MappingProxyType
 from typing import Final, Literal, Protocol, TypeAlias
 
@@ -124,6 +125,71 @@ def decide(
         return Rejection(request_id=request.id, stage="capacity", reason=reason)
     proposed = placement.place(request, view, estimate)
     return admission.admit(request, proposed, view, estimate=estimate, slo=slo)
+
+
+def mistake_in(decision: object, request: Request, view: ClusterView) -> str:
+    """Why nobody can carry out the decision of a user's policy; empty where it can be carried out.
+
+    The text goes on after "the policy", and names the one field that is wrong.
+    """
+    if isinstance(decision, Placement):
+        return (
+            _wrong_instance(decision, view)
+            or _wrong_tokens(decision, request, view)
+            or _wrong_value(decision, {"expected_ttft_s": Real, "expected_tbt_s": Real, "reason": str})
+        )
+    if isinstance(decision, Rejection):
+        return _wrong_value(decision, {"stage": str, "reason": str})
+    return f"returns {decision!r}; allowed are a Placement and a Rejection"
+
+
+def mistake_in_check(refusal: object) -> str:
+    """What is wrong with the result of a user's `double_check`, as in `mistake_in`; empty where nothing is."""
+    if refusal is None:
+        return ""
+    if isinstance(refusal, Rejection):
+        return _wrong_value(refusal, {"stage": str, "reason": str})
+    return f"returns {refusal!r} for the double check; allowed are None and a Rejection"
+
+
+def _wrong_instance(placement: Placement, view: ClusterView) -> str:
+    """Check the names of instances. A coupled instance decodes what it prefills, and fetches nothing."""
+    prefill, decode = ([one.name for one in instances] for instances in (view.prefill, view.decode))
+    coupled = placement.prefill in decode
+    others = [name for name in prefill if name != placement.prefill]
+    for field, allowed in (
+        ("prefill", prefill),
+        ("decode", [placement.decode] if coupled else decode),
+        ("fetch_from", [None] if coupled else [None, *others]),
+    ):
+        name = getattr(placement, field)
+        if name not in allowed:
+            return f"sets {field} to {name!r}; allowed are {', '.join(map(str, allowed))}"
+    return ""
+
+
+def _wrong_tokens(placement: Placement, request: Request, view: ClusterView) -> str:
+    """Check the counts of tokens: what is fetched or on an SSD is a part of what is reused."""
+    for field, most in (
+        ("reused_tokens", request.input_tokens),
+        ("fetched_tokens", placement.reused_tokens),
+        ("ssd_tokens", placement.reused_tokens),
+    ):
+        tokens = getattr(placement, field)
+        if type(tokens) is not int or not 0 <= tokens <= most:
+            return f"sets {field} to {tokens!r}; allowed are Python ints from 0 to {most}"
+    if placement.ssd_tokens and not any(one.matched_on_ssd for one in view.prefill):
+        return f"sets ssd_tokens to {placement.ssd_tokens}; no worker has blocks of this prompt on an SSD"
+    return ""
+
+
+def _wrong_value(decision: Decision, types: Mapping[str, type]) -> str:
+    """Check the types of fields; a number that is not a number is none."""
+    for field, expected in types.items():
+        value = getattr(decision, field)
+        if not isinstance(value, expected) or value != value:  # noqa: PLR0124  # NaN
+            return f"sets {field} to {value!r}; allowed is a {'number' if expected is Real else 'str'}"
+    return ""
 
 
 def select_decode(

@@ -398,7 +398,7 @@ def check_flows(run):
     """What each worker is believed to send is what was placed and has not been reported as over."""
     table, live = run.coordinator.workers, run.live().values()
     for name in run.up:
-        worker = table[name]
+        worker = table.by_name[name]
         streams = {
             job.attempt
             for job in live
@@ -407,7 +407,7 @@ def check_flows(run):
         fetches = {
             attempt
             for (source, attempt), (holder, to, fetcher) in run.flows.items()
-            if source == name and table[name] is holder and table[to] is fetcher and fetcher.up
+            if source == name and table.by_name[name] is holder and table.by_name[to] is fetcher and fetcher.up
         }
         assert worker.sending.keys() | worker.reading.keys() | worker.arriving.keys() == streams | fetches
 
@@ -432,7 +432,7 @@ def test_fetches_in_any_order(seed, waits, first_shown_by):
         begin(command)
         source, to, table = command.placement.fetch_from, command.placement.prefill, run.coordinator.workers
         if source is not None:
-            run.flows[source, command.attempt] = table[source], to, table[to]
+            run.flows[source, command.attempt] = table.by_name[source], to, table.by_name[to]
 
     run.actions[e.RunPrefill] = run_prefill
     actions = [*(prefill_and_fetch if one is prefill else one for one in ACTIONS), read]

@@ -49,7 +49,7 @@ def test_a_request_on_its_way_is_expected_when_its_placement_says():
     run = make_runtime(PAIR, placement=Expects())
     run.now = 10.0
     arrive(run)
-    worker = run.coordinator.workers["decode-0"]
+    worker = run.coordinator.workers.by_name["decode-0"]
     assert [one.starts_s for one in worker.decode_view().coming] == [12.5]
     run.now = 20.0
     prefill(run)

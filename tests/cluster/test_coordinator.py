@@ -8,7 +8,7 @@ from modelled import RefusesSome, bring_up, make_runtime, request
 
 from mooncake_lab import cluster as c
 from mooncake_lab.cluster import events as e
-from mooncake_lab.conductor import LoadBalance, Placement
+from mooncake_lab.conductor import LoadBalance, Placement, Rejection
 from mooncake_lab.core import (
     CacheChanged,
     DecodeStretch,
@@ -83,7 +83,7 @@ def test_a_request_from_arrival_to_its_last_token():
     assert not run.tell(e.KVArrived, attempt=A, start_s=3.0, bytes=9)
     run.now = 4.0
     run.tell(e.KVLoaded, attempt=A)
-    assert run.coordinator.workers["decode-0"].decode_view().decoding[0].starts_s == 4.0
+    assert run.coordinator.workers.by_name["decode-0"].decode_view().decoding[0].starts_s == 4.0
     run.tell(e.DecodeStarted, attempt=A)
     step(run)
     assert run.tell(e.RequestDone, attempt=A) == (e.Finish(0),)
@@ -150,7 +150,7 @@ def test_a_refusal_after_prefill():
     commands = run.tell(e.KVArrived, attempt=c.Attempt(2, 1), start_s=3.0, bytes=9)
     assert kinds(commands) == [e.CancelAttempt, e.CancelAttempt, e.Reject]
     assert run.log[-1] == Rejected(at_s=3.0, request_id=2, stage="decode", reason="third")
-    assert run.coordinator.workers["decode-0"].decode_view().requests == 2
+    assert run.coordinator.workers.by_name["decode-0"].decode_view().requests == 2
 
 
 def test_what_is_being_loaded_is_present():
@@ -161,7 +161,7 @@ def test_what_is_being_loaded_is_present():
         prefill(run, c.Attempt(i, 1))
 
     def seen():
-        decode = run.coordinator.workers["decode-0"].decode_view()
+        decode = run.coordinator.workers.by_name["decode-0"].decode_view()
         starts_s = {served.request_id: served.starts_s for served in decode.decoding}
         return starts_s, decode.present_requests, decode.present_tokens
 
@@ -239,18 +239,25 @@ class Places:
         ({"decode": "prefill-0"}, "sets decode to 'prefill-0'; allowed are decode-0"),
         (
             {"fetch_from": "decode-0", "fetched_tokens": 5, "reused_tokens": 5},
-            "allowed are None, prefill-0, prefill-1",
+            "sets fetch_from to 'decode-0'; allowed are None, prefill-1",
         ),
         ({"fetch_from": ""}, "sets fetch_from to ''"),
-        ({"reused_tokens": 2001}, "allowed are Python ints, the first from 0 to 2000"),
-        ({"reused_tokens": -1}, "Python ints"),
-        ({"reused_tokens": 1.5}, "Python ints"),
-        ({"reused_tokens": None}, "Python ints"),
-        ({"reused_tokens": 5, "fetched_tokens": 6, "fetch_from": "prefill-1"}, "Python ints"),
-        ({"reused_tokens": 5, "ssd_tokens": 6}, "Python ints"),
+        ({"fetch_from": "prefill-0"}, "sets fetch_from to 'prefill-0'; allowed are None, prefill-1"),
+        ({"reused_tokens": 2001}, "sets reused_tokens to 2001; allowed are Python ints from 0 to 2000"),
+        ({"reused_tokens": -1}, "sets reused_tokens to -1; allowed are Python ints from 0 to 2000"),
+        ({"reused_tokens": 1.5}, "sets reused_tokens to 1.5; allowed are Python ints"),
+        ({"reused_tokens": True}, "sets reused_tokens to True; allowed are Python ints"),
+        ({"reused_tokens": None}, "sets reused_tokens to None; allowed are Python ints"),
+        (
+            {"reused_tokens": 5, "fetched_tokens": 6, "fetch_from": "prefill-1"},
+            "sets fetched_tokens to 6; allowed are Python ints from 0 to 5",
+        ),
+        ({"reused_tokens": 5, "ssd_tokens": 6}, "sets ssd_tokens to 6; allowed are Python ints from 0 to 5"),
         ({"reused_tokens": 5, "ssd_tokens": 5}, "no worker has blocks of this prompt on an SSD"),
-        ({"expected_ttft_s": None}, "allowed are a number and a str"),
-        ({"reason": None}, "allowed are a number and a str"),
+        ({"expected_ttft_s": None}, "sets expected_ttft_s to None; allowed is a number"),
+        ({"expected_ttft_s": float("nan")}, "sets expected_ttft_s to nan; allowed is a number"),
+        ({"expected_tbt_s": "fast"}, "sets expected_tbt_s to 'fast'; allowed is a number"),
+        ({"reason": None}, "sets reason to None; allowed is a str"),
     ],
 )
 def test_a_placement_that_no_worker_could_carry_out(fields, said):
@@ -262,6 +269,44 @@ def test_a_placement_that_no_worker_could_carry_out(fields, said):
     [refused] = [record for record in run.log if isinstance(record, Rejected)]
     assert (refused.stage, run.jobs, run.coordinator.requests) == ("failed", {}, {})
     assert said in refused.reason
+
+
+class Returns:
+    """An admission policy that returns something else than a decision."""
+
+    def __init__(self, admitted, refused=None):
+        self.admitted, self.refused = admitted, refused
+
+    def admit(self, request, proposed, view, **bounds):
+        """Whatever a test says, or the placement."""
+        del request, view, bounds
+        return proposed if self.admitted is None else self.admitted
+
+    def double_check(self, request, decode, **bounds):
+        """Whatever a test says."""
+        del request, decode, bounds
+        return self.refused
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("yes", "returns 'yes'"),
+        (Rejection(request_id=0, stage=4, reason="so"), "sets stage to 4; allowed is a str"),
+        (Rejection(request_id=0, stage="admission", reason=None), "sets reason to None; allowed is a str"),
+    ],
+)
+def test_an_answer_of_an_admission_policy_that_is_no_decision(returned, said):
+    """It costs its request, on arrival and when the KVCache has come; a later request is served."""
+    for policy in (Returns(returned), Returns(None, returned)):
+        run = make_runtime(PAIR, placement=Places(), admission=policy, reject_policy_errors=True)
+        arrive(run)
+        if run.jobs:
+            prefill(run)
+            run.tell(e.KVArrived, attempt=A, start_s=run.now, bytes=9)
+        [refused] = [record for record in run.log if isinstance(record, Rejected)]
+        assert (refused.stage, run.coordinator.requests) == ("failed", {})
+        assert said in refused.reason
 
 
 def test_a_coupled_worker_decodes_what_it_prefills():
@@ -309,7 +354,7 @@ def test_a_holder_that_reads_from_ssd_and_who_fetches_are_heard_in_any_order(fir
     for kind in (*sorted(told, key=lambda kind: kind is not first), *told):
         run.tell(kind, **told[kind])
     assert sorted(moves(run)) == sorted([FROM_SSD, FROM_HOLDER])
-    assert not run.coordinator.workers["prefill-0"].sending
+    assert not run.coordinator.workers.by_name["prefill-0"].sending
 
 
 @pytest.mark.parametrize("replaced", [True, False])
@@ -445,7 +490,7 @@ def test_a_decode_worker_goes_down(finishes_step):
 def test_a_fetch_and_its_holder():
     """A fetch is a transfer of its holder until its last byte is sent; a prompt goes on without its holder."""
     run = make_runtime(("prefill-0", "prefill-1", "decode-0"), placement=Fetches())
-    holder = run.coordinator.workers["prefill-0"]
+    holder = run.coordinator.workers.by_name["prefill-0"]
     arrive(run)
     assert holder.prefill_view(0, 0.0).outgoing_flows == 1
     run.tell(e.KVSent, attempt=A, worker="prefill-0")
@@ -478,7 +523,7 @@ def test_a_prompt_whose_prefix_comes_layer_by_layer_occupies_its_worker_meanwhil
         arrive(run)
         compute_s, moving_s = run.estimate.prefill_s(0, run.original[0].input_tokens, 1536), 0.1024
         shown_s = run.estimate.beside_load_s(compute_s, moving_s) if by_layer else compute_s
-        view = run.coordinator.workers["prefill-1"].prefill_view(0, run.now)
+        view = run.coordinator.workers.by_name["prefill-1"].prefill_view(0, run.now)
         assert view.backlog_s == pytest.approx(shown_s)
         run.check()
 
@@ -488,7 +533,7 @@ def test_a_transfer_ends_with_its_receiver():
     run = make_runtime(("prefill-0", "decode-0", "decode-1"))
     arrive(run)
     prefill(run)
-    worker = run.coordinator.workers["prefill-0"]
+    worker = run.coordinator.workers.by_name["prefill-0"]
     assert worker.prefill_view(0, 0.0).outgoing_flows == 1
     del run.up["decode-0"]
     run.tell(e.WorkerDown, worker="decode-0")
@@ -505,7 +550,7 @@ def test_a_prefix_on_ssd():
     seen = run.coordinator.view(made, 0.0).prefill
     assert [(one.matched_blocks, one.matched_on_ssd) for one in seen] == [(4, 2), (0, 0)]
     arrive(run)
-    holder = run.coordinator.workers["prefill-0"]
+    holder = run.coordinator.workers.by_name["prefill-0"]
     assert holder.prefill_view(0, 0.0).outgoing_flows == 0
     for _ in range(2):
         run.tell(e.TierRead, attempt=A, worker="prefill-0", start_s=0.0, bytes=5)
@@ -528,7 +573,7 @@ def test_backlog():
     run = make_runtime(PAIR)
     for i in range(2):
         arrive(run, i)
-    worker = run.coordinator.workers["prefill-0"]
+    worker = run.coordinator.workers.by_name["prefill-0"]
     assert worker.prefill_view(0, 0.0).backlog_s == 4.0
     run.now = 1.0
     run.tell(e.PrefillStarted, attempt=A, worker="prefill-0")
@@ -569,7 +614,7 @@ def test_a_client_that_stops_or_leaves():
     assert run.log[-1].stage == "client"
     assert not run.tell(e.Cancelled, request_id=1)
     assert not run.tell(e.ClientStopped, request_id=1)
-    worker = run.coordinator.workers["decode-0"]
+    worker = run.coordinator.workers.by_name["decode-0"]
     assert (worker.contexts, worker.context_tokens) == ({}, 0)
 
 
@@ -605,7 +650,7 @@ def test_a_coupled_worker_does_both_stages():
     run = make_runtime(("coupled-0",))
     (compute,) = arrive(run)
     assert kinds([compute]) == [e.RunPrefill]
-    worker = run.coordinator.workers["coupled-0"]
+    worker = run.coordinator.workers.by_name["coupled-0"]
     chunk(run, 1200, 1200)
     assert run.coordinator.requests[0].phase == "prefilling"
     assert worker.prefill_view(0, run.now).backlog_s == 2.0  # as long as it was estimated, until it decodes
@@ -628,7 +673,7 @@ def test_a_preempted_request_keeps_its_tokens():
     chunk(run, 2000, 2000)
     run.tell(e.DecodeStarted, attempt=A)
     coupled_step(run, 9)
-    worker = run.coordinator.workers["coupled-0"]
+    worker = run.coordinator.workers.by_name["coupled-0"]
     run.tell(e.Preempted, attempt=A, worker="coupled-0", context_tokens=0)
     assert worker.decode_view().context_tokens == 2000  # as when it was placed: it needs as much again
     chunk(run, 2005, 2005)
@@ -681,7 +726,7 @@ def test_an_answer_goes_on_at_a_coupled_worker():
     run.now = start_s
     chunk(run, 2005, 2005, again)
     assert kinds(run.log[-2:]) == [DecodeStretch, Prefilled]
-    worker = run.coordinator.workers["coupled-0"]
+    worker = run.coordinator.workers.by_name["coupled-0"]
     assert worker.decode_view().context_tokens == 2005
     run.report(RunEnded(at_s=run.now, tokens={0: 6}))
     assert run.log[-1].tokens == {0: 6}

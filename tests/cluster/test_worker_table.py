@@ -77,7 +77,7 @@ def test_only_the_blocks_that_are_copied_are_read(on_ssd, reads):
         expected_ttft_s=0.0, expected_tbt_s=0.0, reason="",
     )  # fmt: skip
     workers.begin_fetch(A, REQUEST, placement)
-    holder = workers["q"]
+    holder = workers.by_name["q"]
     assert (holder.reading, holder.sending) == (({A: "p"}, {}) if reads else ({}, {A: "p"}))
 
 
@@ -89,7 +89,7 @@ def test_loads_in_a_view_are_as_old_as_is_allowed_and_matches_are_of_now(age_s, 
         workers.add(events.WorkerUp(at_s=0.0, worker=name, role="prefill", capacity_tokens=10**6, cache=cache))
     now_s, taken_s, queued, seen = 0.0, None, 0, 0
     for i, pause_s in enumerate(pauses_s):
-        workers["p"].add_prompt(Attempt(i, 1), 1.0)
+        workers.by_name["p"].add_prompt(Attempt(i, 1), 1.0)
         queued, now_s = queued + 1, now_s + pause_s
         if i < 4:
             workers.cache_changed(

@@ -211,7 +211,7 @@ class Runtime:
         """What is believed of each worker equals a recount, and the log keeps its laws."""
         live = self.live()
         for name, role in self.up.items():
-            worker = self.coordinator.workers[name]
+            worker = self.coordinator.workers.by_name[name]
             assert worker.up
             prompts = self.prompts[name]
             assert worker.prompts.keys() == prompts.keys()
@@ -250,7 +250,7 @@ class Runtime:
         made = request(-1, 2048, family=len(self.events) % 3)
         matched = {name: self.matched(name, made) for name in caches}
         assert {name: workers.matched_blocks(name, made) for name in caches} == matched
-        up = [workers[name] for name in self.names if name in self.up]
+        up = [workers.by_name[name] for name in self.names if name in self.up]
         view = self.coordinator.view(made, self.now)
         assert view.taken_at_s == self.now
         assert view.decode == tuple(one.decode_view() for one in up if one.role != "prefill")

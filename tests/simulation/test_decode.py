@@ -69,7 +69,7 @@ def simulate(joins, capacity=10**9, max_requests=None):
     for i, (at_s, context, outputs) in enumerate(joins):
         loop.call_later(at_s, feed, i, context, outputs)
     loop.run()
-    return log, conductor.workers["d"]
+    return log, conductor.workers.by_name["d"]
 
 
 def step_by_step(joins, capacity=10**9, max_requests=99):

@@ -152,11 +152,11 @@ def test_a_dead_decode_worker_costs_what_the_page_says():
 
 
 def rejecting():
-    """The functions of `cluster` and `conductor` that reject: they make a `Rejection`, or call `reject`."""
+    """The functions of `cluster` and `conductor` that reject: they make a `Rejection`, or call `_reject`."""
     for place, node in defined().items():
         if place.startswith(("cluster/", "conductor/")) and not isinstance(node, ast.ClassDef):
             called = {ast.unparse(each.func) for each in ast.walk(node) if isinstance(each, ast.Call)}
-            if any(name == "Rejection" or name.endswith(".reject") for name in called):
+            if any(name == "Rejection" or name.endswith("._reject") for name in called):
                 yield place
 
 
