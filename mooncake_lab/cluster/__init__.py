@@ -3,7 +3,7 @@
 from mooncake_lab.cluster.coordinator import Coordinator, CoordinatorRules
 from mooncake_lab.cluster.events import POOL, Attempt, Command, Event, Role
 from mooncake_lab.cluster.spec import COUPLED_SYSTEMS, ClusterSpec, CoupledPool, DecodePool, PrefillPool
-from mooncake_lab.cluster.workers import WorkerState, WorkerTable
+from mooncake_lab.cluster.workers import DecodeLoad, PrefillLoad, WorkerState, WorkerTable
 
 __all__ = [
     "COUPLED_SYSTEMS",
@@ -14,8 +14,10 @@ __all__ = [
     "Coordinator",
     "CoordinatorRules",
     "CoupledPool",
+    "DecodeLoad",
     "DecodePool",
     "Event",
+    "PrefillLoad",
     "PrefillPool",
     "Role",
     "WorkerState",

@@ -121,8 +121,8 @@ class RequestState:
     """When it began to wait for a worker, in the phase "waiting"."""
     placement: Placement | None = None
     """The placement of the current attempt; None while it has none."""
-    prefill: WorkerState = field(init=False)
-    decode: WorkerState = field(init=False)
+    prefill_worker: WorkerState = field(init=False)
+    decode_worker: WorkerState = field(init=False)
     """The workers of that placement; a coupled worker is both."""
     holder_has_read: bool = False
     """Whether the worker that its prefix comes from has read from its SSD for the current attempt."""
@@ -140,7 +140,7 @@ class RequestState:
         """The workers of the current attempt, each once."""
         if self.placement is None:
             return ()
-        return (self.prefill,) if self.prefill is self.decode else (self.prefill, self.decode)
+        return tuple(dict.fromkeys((self.prefill_worker, self.decode_worker)))
 
     def needs(self, worker: str) -> bool:
         """Whether the current attempt needs this worker to prefill or to decode.
@@ -149,13 +149,16 @@ class RequestState:
         """
         if self.placement is None:
             return False
-        return worker == self.decode.name or (self.phase not in AT_DECODE and worker == self.prefill.name)
+        if worker == self.decode_worker.name:
+            return True
+        return worker == self.prefill_worker.name and self.phase not in AT_DECODE
 
     def shown_now(self) -> int:
         """Tokens that its client has now."""
         if self.phase != "decoding":
             return self.shown_tokens
-        return self.shown_tokens + self.decode.tokens_of(self.request.id) - self.request.input_tokens
+        known_tokens = self.decode_worker.decode.tokens_of(self.request.id)
+        return self.shown_tokens + known_tokens - self.request.input_tokens
 
 
 @final
@@ -237,13 +240,13 @@ class Coordinator:
             case events.PrefillDone():
                 self._prefill_done(event, worker, state)
             case events.PrefillDropped():
-                worker.remove_prompt(event.attempt, event.at_s)
+                worker.prefill.remove(event.attempt, event.at_s)
             case events.ChunkDone():
                 self._chunk_done(event, worker, state)
             case events.Preempted():
                 self._preempted(event, worker, state)
             case events.KVSent():
-                worker.sent(event.attempt)
+                worker.prefill.sent(event.attempt)
             case _:
                 assert_never(event)
 
@@ -415,7 +418,7 @@ class Coordinator:
         spec = self._spec
         try:
             refusal = spec.admission.double_check(
-                state.request, state.decode.decode_view(), estimate=self._estimate, slo=spec.slo
+                state.request, state.decode_worker.decode.view(), estimate=self._estimate, slo=spec.slo
             )
         except Exception as error:  # noqa: BLE001  # a policy may raise anything
             return self._policy_failed(state.request, error)
@@ -434,34 +437,35 @@ class Coordinator:
 
     def _place(self, state: RequestState, placement: Placement) -> None:
         """Begin the next attempt, and reserve on its workers."""
-        request, prefill = state.request, self.workers.by_name[placement.prefill]
-        decode = prefill if prefill.role == "coupled" else self.workers.by_name[placement.decode]
+        request, prefill_worker = state.request, self.workers.by_name[placement.prefill]
+        is_coupled = prefill_worker.role == "coupled"
+        decode_worker = prefill_worker if is_coupled else self.workers.by_name[placement.decode]
         self._write(
             Placed(
                 at_s=self._now_s,
                 request_id=request.id,
-                prefill_instance=prefill.name,
-                decode_instance=decode.name,
+                prefill_instance=prefill_worker.name,
+                decode_instance=decode_worker.name,
                 reused_tokens=placement.reused_tokens,
                 fetched_tokens=placement.fetched_tokens,
                 reason=state.why + placement.reason,
             )
         )
         attempt = state.attempt = Attempt(request.id, state.attempt.n + 1)
-        state.prefill, state.decode = prefill, decode
+        state.prefill_worker, state.decode_worker = prefill_worker, decode_worker
         state.placement, state.phase, state.holder_has_read = placement, "queued", False
-        decode.expect(request, self._now_s + placement.expected_ttft_s)
+        decode_worker.decode.expect(request, self._now_s + placement.expected_ttft_s)
         estimated_s = self._estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
         if placement.ssd_tokens:
             estimated_s = self._estimate.beside_ssd_s(estimated_s, placement.ssd_tokens)
         if placement.fetch_from is not None and self._estimate.fetches_by_layer:
             moving_s = self._estimate.transfer_s(placement.fetched_tokens, 0)  # other transfers end meanwhile
             estimated_s = self._estimate.beside_load_s(estimated_s, moving_s)
-        prefill.add_prompt(attempt, estimated_s)
+        prefill_worker.prefill.add(attempt, estimated_s)
         if placement.fetch_from is not None:
             self.workers.begin_fetch(attempt, request, placement)
-        if prefill is not decode:
-            self._commands.append(events.PrepareDecode(attempt, decode.name, request))
+        if not is_coupled:
+            self._commands.append(events.PrepareDecode(attempt, decode_worker.name, request))
         self._commands.append(events.RunPrefill(attempt, request, placement))
 
     # prefill
@@ -469,20 +473,21 @@ class Coordinator:
     def _fetch_started(self, event: events.FetchStarted, worker: WorkerState) -> None:
         """A prefill worker fetches blocks of a shared store from the worker on which they lie."""
         source = self.workers.by_name.get(event.source)
-        if source is not None and source.up and worker.fetch_from(event.attempt, source.name):
-            (source.reading if event.from_ssd else source.sending)[event.attempt] = event.worker
+        if source is not None and source.up and worker.prefill.is_news(event.attempt, "fetches", source.name):
+            begun = source.prefill.reading if event.from_ssd else source.prefill.sending
+            begun[event.attempt] = event.worker
 
     def _prefix_fetched(self, event: events.PrefixFetched, worker: WorkerState) -> None:
         source = self.workers.by_name.get(event.source)
         if source is None and event.source != POOL:
             return
-        is_sent = source is not None and source.end_sending(event.attempt)
-        is_news = worker.fetched(event.attempt, event.source) or is_sent
+        is_sent = source is not None and source.prefill.end_sending(event.attempt)
+        is_news = worker.prefill.is_news(event.attempt, "fetched", event.source) or is_sent
         if is_news and event.bytes:
             self._moved(event, event.source, event.worker)
 
     def _tier_read(self, event: events.TierRead, worker: WorkerState, state: RequestState | None) -> None:
-        is_news = worker.read_tier(event.attempt)
+        is_news = worker.prefill.read_tier(event.attempt)
         if state is not None and state.placement is not None and state.placement.fetch_from == worker.name:
             # the holder may be heard later than the fetch, and may have demoted blocks without a report so far
             is_news, state.holder_has_read = is_news or not state.holder_has_read, True
@@ -492,17 +497,17 @@ class Coordinator:
     def _prefill_started(
         self, event: events.PrefillStarted, worker: WorkerState, state: RequestState | None
     ) -> None:
-        if worker.start_prompt(event.attempt, event.at_s) and state is not None and state.phase == "queued":
+        if worker.prefill.start(event.attempt, event.at_s) and state is not None and state.phase == "queued":
             state.phase = "prefilling"
 
     def _prefill_done(self, event: events.PrefillDone, worker: WorkerState, state: RequestState | None) -> None:
-        if not worker.remove_prompt(event.attempt, event.at_s):
+        if not worker.prefill.remove(event.attempt, event.at_s):
             return
         self._prefilled(event)
         if state is not None:
             if state.phase in AT_PREFILL:
                 state.phase = "moving"
-                worker.sending[event.attempt] = state.decode.name
+                worker.prefill.sending[event.attempt] = state.decode_worker.name
             if self._spec.first_shown_by == "prefill" and not state.shown_tokens:
                 self._show_first(state, event.at_s)
 
@@ -527,13 +532,13 @@ class Coordinator:
         if state is not None:
             if state.phase == "queued":
                 state.phase = "prefilling"
-            worker.hold(state.request.id, max(event.context_tokens, state.request.input_tokens))
+            worker.decode.hold(state.request.id, max(event.context_tokens, state.request.input_tokens))
 
     def _preempted(self, event: events.Preempted, worker: WorkerState, state: RequestState | None) -> None:
         if worker.is_news(event) and state is not None:
             if state.phase == "prefilling":
                 state.phase = "queued"
-            worker.hold(state.request.id, max(event.context_tokens, state.request.input_tokens))
+            worker.decode.hold(state.request.id, max(event.context_tokens, state.request.input_tokens))
 
     # from prefill to decode
 
@@ -541,20 +546,20 @@ class Coordinator:
         """Once the KVCache is at the decode worker, admission is asked again (arXiv §3, step 4)."""
         if state.phase not in AT_PREFILL and state.phase != "moving":
             return
-        self._moved(event, state.prefill.name, state.decode.name)
+        self._moved(event, state.prefill_worker.name, state.decode_worker.name)
         if not event.is_last:
             return
-        state.prefill.end_sending(event.attempt)
+        state.prefill_worker.prefill.end_sending(event.attempt)
         refusal = None if state.prompt_shown_tokens else self._double_check(state)
         if refusal is not None:
             self._cancel(state)
             self._reject(state, refusal.stage, refusal.reason, self._now_s)
             return
         state.phase = "loading"
-        state.decode.join(state.request.id, event.at_s)
+        state.decode_worker.decode.join(state.request.id, event.at_s)
         shows_computed = state.prompt_shown_tokens > 0 or not state.shown_tokens
         self._commands.append(
-            events.StartDecode(event.attempt, state.decode.name, state.shown_tokens, shows_computed)
+            events.StartDecode(event.attempt, state.decode_worker.name, state.shown_tokens, shows_computed)
         )
 
     def _moved(
@@ -578,10 +583,14 @@ class Coordinator:
         if state.phase != "joining":
             self._join(state, event.at_s)
         state.phase = "decoding"
-        worker, request_id, coupled = state.decode, state.request.id, state.decode is state.prefill
-        worker.start(request_id)
+        worker, request_id, coupled = (
+            state.decode_worker,
+            state.request.id,
+            state.decode_worker is state.prefill_worker,
+        )
+        worker.decode.start(request_id)
         if coupled:
-            worker.remove_prompt(event.attempt, event.at_s)
+            worker.prefill.remove(event.attempt, event.at_s)
         if not state.shown_tokens:
             self._show_first(state, event.at_s)
         elif state.prompt_shown_tokens and not coupled:
@@ -604,14 +613,14 @@ class Coordinator:
 
     def _decoded(self, event: DecodeStretch) -> None:
         worker = self.workers.by_name.get(event.instance)
-        if worker is None or event.start_s < worker.stepped_until_s:
+        if worker is None or event.start_s < worker.decode.stepped_until_s:
             return
-        here = worker.started
+        here = worker.decode.started
         if not here.issuperset(event.request_ids):  # some attempts are over
             event = replace(event, request_ids=tuple(filter(here.__contains__, event.request_ids)))
         if event.request_ids:
             self._write(event)
-        worker.step(event.request_ids, event.steps, event.at_s)
+        worker.decode.step(event.request_ids, event.steps, event.at_s)
 
     def _request_done(self, event: events.RequestDone, state: RequestState) -> None:
         tokens = state.shown_now()
@@ -645,8 +654,8 @@ class Coordinator:
 
     def _join(self, state: RequestState, at_s: float) -> None:
         """A request's KVCache is where it decodes."""
-        state.prefill.end_sending(state.attempt)
-        state.decode.join(state.request.id, at_s)
+        state.prefill_worker.prefill.end_sending(state.attempt)
+        state.decode_worker.decode.join(state.request.id, at_s)
         state.phase = "joining"
 
     def _cancel(self, state: RequestState) -> None:
@@ -661,8 +670,8 @@ class Coordinator:
         A prompt stays in the backlog of its prefill worker until that worker says that it dropped or computed it.
         """
         if state.placement is not None:
-            state.prefill.end_sending(state.attempt)
-            state.decode.release(state.request.id)
+            state.prefill_worker.prefill.end_sending(state.attempt)
+            state.decode_worker.decode.release(state.request.id)
             state.placement = None
 
     def _reject(self, state: RequestState, stage: str, reason: str, at_s: float) -> None:

@@ -1,8 +1,9 @@
 """What the cluster believes about its workers after the last event from each, and the view for the Conductor."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import final
 
 from mooncake_lab.cluster import events
 from mooncake_lab.cluster.events import Attempt, Role
@@ -10,81 +11,35 @@ from mooncake_lab.conductor import ClusterView, DecodeView, History, Placement, 
 from mooncake_lab.core import BlockKey, CacheChanged, Request
 from mooncake_lab.store import PrefixIndex
 
-_TICKS_PER_S: Final = 2**80
-"""The backlog is counted in whole ticks: every float of at least 4 ns is a whole number of them, so that the count
-is the exact sum of what is queued, and 0 when nothing is."""
-
 
 @dataclass(slots=True, eq=False)
-class _Prompt:
-    """A prompt that was sent to a worker, until the worker says that it is computed or dropped."""
-
-    estimated_s: float
-    """How long the Conductor estimates its prefill to take."""
-    started: bool = False
-    tier_read: bool = False
-    arrived_from: tuple[str, ...] = ()
-    """Sources, the pool among them, from which blocks of its prefix came or will not come."""
-    fetched_from: tuple[str, ...] = ()
-    """Workers on which blocks of a shared store lay that it needs."""
-
-
-@dataclass(slots=True, eq=False)
-class WorkerState:
-    """The load of one worker. Mutable: it changes with every event about the worker."""
+class PrefillLoad:
+    """Prompts that a worker has to compute, and KVCache that it sends. Mutable: events of the worker change it."""
 
     name: str
-    role: Role
-    capacity_tokens: int
-    cache: str | None
-    up_s: float
-    """When it came up."""
-    up: bool = True
+    """Name of the worker."""
     assigned_requests: int = 0
     """Requests ever sent there to prefill."""
-    prompts: dict[Attempt, _Prompt] = field(default_factory=dict[Attempt, _Prompt])
+    prompts: dict[Attempt, set[tuple[str, ...]]] = field(default_factory=dict[Attempt, set[tuple[str, ...]]])
+    """Prompts that are neither computed nor dropped, with what was reported of each."""
     reading: dict[Attempt, str] = field(default_factory=dict[Attempt, str])
     """Attempts whose prefix it reads from SSD, to send it to another worker."""
     sending: dict[Attempt, str] = field(default_factory=dict[Attempt, str])
     """Attempts whose KVCache it sends as fast as the network allows, with the worker that receives it."""
     arriving: dict[Attempt, str] = field(default_factory=dict[Attempt, str])
-    """Those whose last byte is sent, and has not arrived."""
-    contexts: dict[int, int] = field(default_factory=dict[int, int])
-    """Of each request that decodes there or is on its way: see `tokens_of`."""
-    batch_steps: int = 0
-    """Steps that all requests in the batch took together; `contexts` leaves them out, so that a step costs the
-    same for any batch."""
-    missing: dict[int, int] = field(default_factory=dict[int, int])
-    """Those of them that are not in GPU memory, because the request was preempted or resumed there."""
-    context_tokens: int = 0
-    """KVCache tokens of all of them."""
-    coming: dict[int, ServedView] = field(default_factory=dict[int, ServedView])
-    """Requests on their way there to decode, up to the second check."""
-    present: dict[int, ServedView] = field(default_factory=dict[int, ServedView])
-    """Requests that passed the second check; the KVCache of some is still being loaded into GPU memory."""
-    started: set[int] = field(default_factory=set[int])
-    """Requests in its batch, or taken out of it for want of memory."""
-    stepped_until_s: float = field(init=False)
-    """When its last decode step ended, or it came up."""
-    latest_view: DecodeView | None = None
-    """It as a place to decode; None since something changed."""
-    _plain_view: PrefillView | None = None
-    """It as a place to prefill while it computes, sends and matches nothing; None since its queue changed."""
-    _queued_ticks: int = 0
-    _queued_s: float = 0.0
+    """Attempts whose last byte is sent, and has not arrived."""
+    _waiting_s: dict[Attempt, float] = field(default_factory=dict[Attempt, float])
+    """Estimated time of each prompt that has not started."""
+    _queued_s: float | None = 0.0
+    """Sum of these times; None after a change."""
     _latest: Attempt | None = None
+    """The prompt that started last."""
     _latest_until_s: float = 0.0
-    _iteration_s: float = 0.0
-    _of_iteration: set[events.ChunkDone | events.Preempted] = field(
-        default_factory=set[events.ChunkDone | events.Preempted]
-    )
+    """When it is estimated to end."""
+    _plain_view: PrefillView | None = None
+    """Cached view of a worker that computes, sends and matches nothing; None after a change of its queue."""
 
-    def __post_init__(self) -> None:
-        self.stepped_until_s = self.up_s
-
-    # prefill
-
-    def prefill_view(self, matched_blocks: int, now_s: float) -> PrefillView:
+    def view(self, matched_blocks: int, now_s: float) -> PrefillView:
         """The worker as a place to prefill.
 
         The backlog of a pipelined group is counted as if its prompts did not overlap.
@@ -93,6 +48,8 @@ class WorkerState:
         plain = running_s <= 0 and not matched_blocks and not self.sending
         if plain and self._plain_view is not None:
             return self._plain_view
+        if self._queued_s is None:
+            self._queued_s = math.fsum(self._waiting_s.values())  # exact: a rest of 1e-16 s would break a tie
         view = PrefillView(
             self.name,
             self._queued_s + running_s if running_s > 0 else self._queued_s,
@@ -105,65 +62,52 @@ class WorkerState:
             self._plain_view = view
         return view
 
-    def add_prompt(self, attempt: Attempt, estimated_s: float) -> None:
+    def add(self, attempt: Attempt, estimated_s: float) -> None:
         """A prompt is sent there."""
-        self.prompts[attempt] = _Prompt(estimated_s)
+        self.prompts[attempt] = set()
         self.assigned_requests += 1
-        self._count(estimated_s, 1)
+        self._waiting_s[attempt] = estimated_s
+        self._queued_s = self._plain_view = None
 
-    def start_prompt(self, attempt: Attempt, at_s: float) -> bool:
-        """It began to compute a prompt; false where that is no news."""
-        prompt = self.prompts.get(attempt)
-        if prompt is None or prompt.started:
+    def is_news(self, attempt: Attempt, *report: str) -> bool:
+        """Record a report about a prompt; False if the prompt is not there, or the report came before."""
+        reports = self.prompts.get(attempt)
+        if reports is None or report in reports:
             return False
-        prompt.started = True
-        self._count(prompt.estimated_s, -1)
+        reports.add(report)
+        return True
+
+    def start(self, attempt: Attempt, at_s: float) -> bool:
+        """The worker began to compute a prompt; False if that is no news."""
+        estimated_s = self._waiting_s.pop(attempt, None)
+        if estimated_s is None:
+            return False
+        self._queued_s = self._plain_view = None
         # prompts that are packed into one iteration start at one moment, and their times add up
-        self._latest, self._latest_until_s = attempt, max(at_s, self._latest_until_s) + prompt.estimated_s
+        self._latest, self._latest_until_s = attempt, max(at_s, self._latest_until_s) + estimated_s
         return True
 
     def free_slot(self, at_s: float) -> None:
-        """It can begin the next prompt."""
+        """The worker can begin the next prompt."""
         self._latest, self._latest_until_s = None, at_s
 
-    def remove_prompt(self, attempt: Attempt, at_s: float) -> bool:
-        """A prompt is computed or dropped; false where that is no news."""
-        prompt = self.prompts.pop(attempt, None)
-        if prompt is None:
+    def remove(self, attempt: Attempt, at_s: float) -> bool:
+        """A prompt is computed or dropped; False if that is no news."""
+        if self.prompts.pop(attempt, None) is None:
             return False
-        self._plain_view = None
-        if not prompt.started:
-            self._count(prompt.estimated_s, -1)
+        if self._waiting_s.pop(attempt, None) is not None:
+            self._queued_s = None
         elif self._latest == attempt:
-            self.free_slot(at_s)
+            self._latest, self._latest_until_s = None, at_s
+        self._plain_view = None
         return True
 
     def read_tier(self, attempt: Attempt) -> bool:
-        """It has read blocks from its SSD, for its own prompt or to send them; false where that is no news."""
+        """The worker read blocks from its SSD, for its own prompt or to send them; False if that is no news."""
         destination = self.reading.pop(attempt, None)
-        if destination is not None:
-            self.sending[attempt] = destination
-            return True
-        prompt = self.prompts.get(attempt)
-        if prompt is None or prompt.tier_read:
-            return False
-        prompt.tier_read = True
-        return True
-
-    def fetch_from(self, attempt: Attempt, source: str) -> bool:
-        """It has begun to fetch blocks of a shared store for a prompt; false where that is no news."""
-        prompt = self.prompts.get(attempt)
-        if prompt is None or source in prompt.fetched_from:
-            return False
-        prompt.fetched_from += (source,)
-        return True
-
-    def fetched(self, attempt: Attempt, source: str) -> bool:
-        """Blocks of a prompt came from a source, or will not; false where that is no news."""
-        prompt = self.prompts.get(attempt)
-        if prompt is None or source in prompt.arrived_from:
-            return False
-        prompt.arrived_from += (source,)
+        if destination is None:
+            return self.is_news(attempt, "read")
+        self.sending[attempt] = destination
         return True
 
     def sent(self, attempt: Attempt) -> None:
@@ -173,28 +117,49 @@ class WorkerState:
             self.arriving[attempt] = destination
 
     def end_sending(self, attempt: Attempt) -> bool:
-        """A transfer has arrived, or is given up; false where that is no news."""
+        """A transfer has arrived, or is given up; False if that is no news."""
         if self.sending.pop(attempt, None) is not None:
             return True
         late = self.arriving or self.reading  # often neither, and every request comes by here
         return bool(late) and (self.arriving.pop(attempt, None) or self.reading.pop(attempt, None)) is not None
 
     def stop_sending_to(self, worker: str) -> None:
-        """A worker that receives KVCache from it is down."""
+        """A worker that receives KVCache from this one is down."""
         for under_way in (self.reading, self.sending, self.arriving):
             for attempt in [attempt for attempt, destination in under_way.items() if destination == worker]:
                 del under_way[attempt]
 
-    def _count(self, estimated_s: float, sign: int) -> None:
-        """Add to the backlog, or take off (-1), without the residue of floats: 1e-16 s would break a tie."""
-        self._plain_view = None
-        self._queued_ticks += sign * int(estimated_s * _TICKS_PER_S)
-        self._queued_s = self._queued_ticks / _TICKS_PER_S
 
-    # decode
+@dataclass(slots=True, eq=False)
+class DecodeLoad:
+    """Requests that decode at a worker, or will. Mutable: events of the worker change it."""
 
-    def decode_view(self) -> DecodeView:
-        """It as a place to decode."""
+    name: str
+    """Name of the worker."""
+    capacity_tokens: int
+    """KVCache that fits into its GPU memory."""
+    stepped_until_s: float
+    """When its last decode step ended, or it came up."""
+    contexts: dict[int, int] = field(default_factory=dict[int, int])
+    """Tokens of each request that decodes there or is on its way; see `tokens_of`."""
+    batch_steps: int = 0
+    """Steps that all requests in the batch took together; `contexts` leaves them out, so that a step costs the
+    same for any batch."""
+    missing: dict[int, int] = field(default_factory=dict[int, int])
+    """Tokens that are not in GPU memory, of requests that were preempted or resumed there."""
+    context_tokens: int = 0
+    """KVCache tokens of all requests."""
+    coming: dict[int, ServedView] = field(default_factory=dict[int, ServedView])
+    """Requests on their way there to decode, up to the second check."""
+    present: dict[int, ServedView] = field(default_factory=dict[int, ServedView])
+    """Requests that passed the second check; the KVCache of some is still being loaded into GPU memory."""
+    started: set[int] = field(default_factory=set[int])
+    """Requests in the batch, or taken out of it for want of memory."""
+    latest_view: DecodeView | None = None
+    """Cached view; None after a change."""
+
+    def view(self) -> DecodeView:
+        """The worker as a place to decode."""
         if self.latest_view is None:
             self.latest_view = DecodeView(
                 self.name,
@@ -240,16 +205,6 @@ class WorkerState:
         self.stepped_until_s = until_s
         self.latest_view = None
 
-    def is_news(self, event: events.ChunkDone | events.Preempted) -> bool:
-        """Whether an event was not reported before; those of later iterations are reported later."""
-        if event.at_s > self._iteration_s:
-            self._iteration_s = event.at_s
-            self._of_iteration.clear()
-        elif event.at_s < self._iteration_s or event in self._of_iteration:
-            return False
-        self._of_iteration.add(event)
-        return True
-
     def hold(self, request_id: int, tokens: int) -> None:
         """Set how many tokens of a request's prompt and answer are in GPU memory."""
         missing = self.tokens_of(request_id) - tokens
@@ -269,6 +224,37 @@ class WorkerState:
         self.present.pop(request_id, None)
         self.started.discard(request_id)
         self.latest_view = None
+
+
+@dataclass(slots=True, eq=False)
+class WorkerState:
+    """One worker: what it does, its load, and whether it is up. Mutable: events of the worker change it."""
+
+    name: str
+    role: Role
+    cache: str | None
+    """The cache in which it finds prefixes; None if it keeps none."""
+    up_s: float
+    """When it came up."""
+    prefill: PrefillLoad
+    """Empty at a worker that only decodes."""
+    decode: DecodeLoad
+    """Empty at a worker that only prefills."""
+    up: bool = True
+    _iteration_s: float = 0.0
+    _of_iteration: set[events.ChunkDone | events.Preempted] = field(
+        default_factory=set[events.ChunkDone | events.Preempted]
+    )
+
+    def is_news(self, event: events.ChunkDone | events.Preempted) -> bool:
+        """Whether an event was not reported before; those of later iterations are reported later."""
+        if event.at_s > self._iteration_s:
+            self._iteration_s = event.at_s
+            self._of_iteration.clear()
+        elif event.at_s < self._iteration_s or event in self._of_iteration:
+            return False
+        self._of_iteration.add(event)
+        return True
 
 
 @final
@@ -291,7 +277,7 @@ class WorkerTable:
         self._on_ssd: dict[str, set[BlockKey]] = {}  # by cache: blocks that are not in DRAM
         self._on_gpu: dict[str, int] = {}  # caches in the GPU memory of coupled workers, with their place
         self._prefill: list[tuple[WorkerState, int]] = []  # with the place of its cache among matches
-        self._decode: list[WorkerState] = []
+        self._decode: list[DecodeLoad] = []
 
     def cached(self, cache: str) -> set[BlockKey]:
         """The blocks in a cache."""
@@ -313,11 +299,10 @@ class WorkerTable:
 
     def add(self, event: events.WorkerUp) -> None:
         """A worker is up, with nothing to do; under the name of one that is down it replaces that one."""
-        same = [each.assigned_requests for each in self.up if each.role == event.role]
-        self.by_name[event.worker] = WorkerState(
-            event.worker, event.role, event.capacity_tokens, event.cache, event.at_s
-        )
-        self.by_name[event.worker].assigned_requests = min(same, default=0)  # round robin goes on
+        name, same = event.worker, [each.prefill.assigned_requests for each in self.up if each.role == event.role]
+        prefill = PrefillLoad(name, assigned_requests=min(same, default=0))  # round robin goes on
+        decode = DecodeLoad(name, event.capacity_tokens, event.at_s)
+        self.by_name[name] = WorkerState(name, event.role, event.cache, event.at_s, prefill, decode)
         if event.cache is not None and event.cache not in self.index:
             self.index.join(event.cache)
         self._arrange()
@@ -333,7 +318,7 @@ class WorkerTable:
             self._on_ssd.pop(cache, None)
             self.index.drop(cache)
         for each in up:
-            each.stop_sending_to(name)
+            each.prefill.stop_sending_to(name)
         self._arrange()
         return worker
 
@@ -344,20 +329,20 @@ class WorkerTable:
         coupled = [worker.cache for worker in up if worker.role == "coupled" and worker.cache is not None]
         self._on_gpu = {cache: places[cache] for cache in coupled}
         self._prefill = [(each, places.get(each.cache or "", -1)) for each in up if each.role != "decode"]
-        self._decode = [each for each in up if each.role != "prefill"]
+        self._decode = [each.decode for each in up if each.role != "prefill"]
 
     def free_slot(self, event: events.PrefillSlotFree) -> None:
         """A pipelined group can begin the next prompt."""
         worker = self.by_name.get(event.worker)
         if worker is not None:
-            worker.free_slot(event.at_s)
+            worker.prefill.free_slot(event.at_s)
 
     def begin_fetch(self, attempt: Attempt, request: Request, placement: Placement) -> None:
         """A prefill worker fetches a prefix: its holder reads what of it is on SSD, and sends it."""
         source, size = self.by_name[str(placement.fetch_from)], request.block_size_tokens
         first = (placement.reused_tokens - placement.fetched_tokens) // size
         keys = request.block_keys[first : -(-placement.reused_tokens // size)]
-        begun = source.reading if self._blocks_on_ssd(source, keys) else source.sending
+        begun = source.prefill.reading if self._blocks_on_ssd(source, keys) else source.prefill.sending
         begun[attempt] = placement.prefill
 
     def cache_changed(self, event: CacheChanged) -> bool:
@@ -406,8 +391,8 @@ class WorkerTable:
         matches = self._matches(request)
         view = self._old_view
         if view is None or now_s - view.taken_at_s > self._view_age_s:
-            prefill = tuple([worker.prefill_view(matches[place], now_s) for worker, place in self._prefill])
-            decode = tuple([worker.latest_view or worker.decode_view() for worker in self._decode])
+            prefill = tuple([worker.prefill.view(matches[place], now_s) for worker, place in self._prefill])
+            decode = tuple([load.latest_view or load.view() for load in self._decode])
             lengths = history.lengths if history.learns_lengths else None
             view = ClusterView(now_s, prefill, decode, lengths, history.recent(now_s))
             if self._view_age_s:

@@ -50,7 +50,7 @@ class Clients:
 
     def max_model_len(self) -> int:
         """The most tokens that a prompt and its answer may have together: the window, or an engine's KVCache."""
-        rooms = (each.capacity_tokens for each in self._workers() if each.role != "prefill")
+        rooms = (each.decode.capacity_tokens for each in self._workers() if each.role != "prefill")
         self._room_tokens = min(rooms, default=self._room_tokens)
         return min(self._ready.window, self._room_tokens)
 
@@ -129,7 +129,7 @@ class Clients:
 
     def _most_tokens(self) -> int:
         """KVCache that may be expected; 0 while no worker decodes."""
-        room = sum(each.capacity_tokens for each in self._workers() if each.role != "prefill")
+        room = sum(each.decode.capacity_tokens for each in self._workers() if each.role != "prefill")
         return int(self._options.most_waiting * room)
 
     def _refusal(self, stream: RequestStream) -> str:
@@ -151,12 +151,14 @@ class Clients:
         held, mine = self.held_tokens(), self.expected_tokens(stream)
         lacking = min(max(mine, held + mine - self._most_tokens()), held)
         known = sum(len(each.prompt) + len(each.tokens) for each in self.streams.values())
-        decoding = [worker for worker in self._workers() if worker.role != "prefill"]
+        decoding = [worker.decode for worker in self._workers() if worker.role != "prefill"]
         # a full batch on every engine; requests beyond it wait for their turn
         most = self._spec.pools[-1].max_requests or math.inf
         batch = sum(max(1, min(len(each.contexts), most)) for each in decoding)
-        step_s = max((estimate.decode_step_s(len(w.contexts), w.context_tokens) for w in decoding), default=0.0)
-        backlogs_s = [each.prefill_view(0, now_s).backlog_s for each in self._workers() if each.role != "decode"]
+        step_s = max(
+            (estimate.decode_step_s(len(each.contexts), each.context_tokens) for each in decoding), default=0.0
+        )
+        backlogs_s = [each.prefill.view(0, now_s).backlog_s for each in self._workers() if each.role != "decode"]
         whole_s = max(backlogs_s, default=0.0) + step_s * (held - known) / max(1, batch)
         room_s = whole_s * lacking / held if held else 0.0
         return math.ceil(min(_LONGEST_WAIT_S, max(1.0, room_s, min(backlogs_s, default=0.0))))

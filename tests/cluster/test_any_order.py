@@ -409,7 +409,10 @@ def check_flows(run):
             for (source, attempt), (holder, to, fetcher) in run.flows.items()
             if source == name and table.by_name[name] is holder and table.by_name[to] is fetcher and fetcher.up
         }
-        assert worker.sending.keys() | worker.reading.keys() | worker.arriving.keys() == streams | fetches
+        assert (
+            worker.prefill.sending.keys() | worker.prefill.reading.keys() | worker.prefill.arriving.keys()
+            == streams | fetches
+        )
 
 
 @pytest.mark.parametrize("first_shown_by", ["decode", "prefill"])

@@ -50,11 +50,11 @@ def test_a_request_on_its_way_is_expected_when_its_placement_says():
     run.now = 10.0
     arrive(run)
     worker = run.coordinator.workers.by_name["decode-0"]
-    assert [one.starts_s for one in worker.decode_view().coming] == [12.5]
+    assert [one.starts_s for one in worker.decode.view().coming] == [12.5]
     run.now = 20.0
     prefill(run)
     move(run)
-    view = worker.decode_view()
+    view = worker.decode.view()
     assert ([one.starts_s for one in view.coming], [one.starts_s for one in view.decoding]) == ([], [20.0])
 
 

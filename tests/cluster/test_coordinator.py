@@ -83,7 +83,7 @@ def test_a_request_from_arrival_to_its_last_token():
     assert not run.tell(e.KVArrived, attempt=A, start_s=3.0, bytes=9)
     run.now = 4.0
     run.tell(e.KVLoaded, attempt=A)
-    assert run.coordinator.workers.by_name["decode-0"].decode_view().decoding[0].starts_s == 4.0
+    assert run.coordinator.workers.by_name["decode-0"].decode.view().decoding[0].starts_s == 4.0
     run.tell(e.DecodeStarted, attempt=A)
     step(run)
     assert run.tell(e.RequestDone, attempt=A) == (e.Finish(0),)
@@ -150,7 +150,7 @@ def test_a_refusal_after_prefill():
     commands = run.tell(e.KVArrived, attempt=c.Attempt(2, 1), start_s=3.0, bytes=9)
     assert kinds(commands) == [e.CancelAttempt, e.CancelAttempt, e.Reject]
     assert run.log[-1] == Rejected(at_s=3.0, request_id=2, stage="decode", reason="third")
-    assert run.coordinator.workers.by_name["decode-0"].decode_view().requests == 2
+    assert run.coordinator.workers.by_name["decode-0"].decode.view().requests == 2
 
 
 def test_what_is_being_loaded_is_present():
@@ -161,7 +161,7 @@ def test_what_is_being_loaded_is_present():
         prefill(run, c.Attempt(i, 1))
 
     def seen():
-        decode = run.coordinator.workers.by_name["decode-0"].decode_view()
+        decode = run.coordinator.workers.by_name["decode-0"].decode.view()
         starts_s = {served.request_id: served.starts_s for served in decode.decoding}
         return starts_s, decode.present_requests, decode.present_tokens
 
@@ -354,7 +354,7 @@ def test_a_holder_that_reads_from_ssd_and_who_fetches_are_heard_in_any_order(fir
     for kind in (*sorted(told, key=lambda kind: kind is not first), *told):
         run.tell(kind, **told[kind])
     assert sorted(moves(run)) == sorted([FROM_SSD, FROM_HOLDER])
-    assert not run.coordinator.workers.by_name["prefill-0"].sending
+    assert not run.coordinator.workers.by_name["prefill-0"].prefill.sending
 
 
 @pytest.mark.parametrize("replaced", [True, False])
@@ -492,9 +492,9 @@ def test_a_fetch_and_its_holder():
     run = make_runtime(("prefill-0", "prefill-1", "decode-0"), placement=Fetches())
     holder = run.coordinator.workers.by_name["prefill-0"]
     arrive(run)
-    assert holder.prefill_view(0, 0.0).outgoing_flows == 1
+    assert holder.prefill.view(0, 0.0).outgoing_flows == 1
     run.tell(e.KVSent, attempt=A, worker="prefill-0")
-    assert holder.prefill_view(0, 0.0).outgoing_flows == 0
+    assert holder.prefill.view(0, 0.0).outgoing_flows == 0
     fetched = {"attempt": A, "source": "prefill-0", "worker": "prefill-1", "start_s": 0.0, "bytes": 4}
     run.tell(e.PrefixFetched, **fetched)
     assert run.log[-1] == Moved(
@@ -523,7 +523,7 @@ def test_a_prompt_whose_prefix_comes_layer_by_layer_occupies_its_worker_meanwhil
         arrive(run)
         compute_s, moving_s = run.estimate.prefill_s(0, run.original[0].input_tokens, 1536), 0.1024
         shown_s = run.estimate.beside_load_s(compute_s, moving_s) if by_layer else compute_s
-        view = run.coordinator.workers.by_name["prefill-1"].prefill_view(0, run.now)
+        view = run.coordinator.workers.by_name["prefill-1"].prefill.view(0, run.now)
         assert view.backlog_s == pytest.approx(shown_s)
         run.check()
 
@@ -534,10 +534,10 @@ def test_a_transfer_ends_with_its_receiver():
     arrive(run)
     prefill(run)
     worker = run.coordinator.workers.by_name["prefill-0"]
-    assert worker.prefill_view(0, 0.0).outgoing_flows == 1
+    assert worker.prefill.view(0, 0.0).outgoing_flows == 1
     del run.up["decode-0"]
     run.tell(e.WorkerDown, worker="decode-0")
-    assert worker.prefill_view(0, 0.0).outgoing_flows == 0
+    assert worker.prefill.view(0, 0.0).outgoing_flows == 0
 
 
 def test_a_prefix_on_ssd():
@@ -551,10 +551,10 @@ def test_a_prefix_on_ssd():
     assert [(one.matched_blocks, one.matched_on_ssd) for one in seen] == [(4, 2), (0, 0)]
     arrive(run)
     holder = run.coordinator.workers.by_name["prefill-0"]
-    assert holder.prefill_view(0, 0.0).outgoing_flows == 0
+    assert holder.prefill.view(0, 0.0).outgoing_flows == 0
     for _ in range(2):
         run.tell(e.TierRead, attempt=A, worker="prefill-0", start_s=0.0, bytes=5)
-    assert holder.prefill_view(0, 0.0).outgoing_flows == 1
+    assert holder.prefill.view(0, 0.0).outgoing_flows == 1
     for _ in range(2):
         run.tell(e.TierRead, attempt=A, worker="prefill-1", start_s=0.0, bytes=6)
     moves = [(record.source, record.destination, record.bytes) for record in run.log if isinstance(record, Moved)]
@@ -574,16 +574,16 @@ def test_backlog():
     for i in range(2):
         arrive(run, i)
     worker = run.coordinator.workers.by_name["prefill-0"]
-    assert worker.prefill_view(0, 0.0).backlog_s == 4.0
+    assert worker.prefill.view(0, 0.0).backlog_s == 4.0
     run.now = 1.0
     run.tell(e.PrefillStarted, attempt=A, worker="prefill-0")
-    assert worker.prefill_view(0, 2.0).backlog_s == 3.0
-    assert worker.prefill_view(0, 9.0).backlog_s == 2.0
+    assert worker.prefill.view(0, 2.0).backlog_s == 3.0
+    assert worker.prefill.view(0, 9.0).backlog_s == 2.0
     run.tell(e.PrefillSlotFree, worker="prefill-0")
-    assert worker.prefill_view(0, 2.0).backlog_s == 2.0
+    assert worker.prefill.view(0, 2.0).backlog_s == 2.0
     run.tell(e.PrefillDropped, attempt=c.Attempt(1, 1), worker="prefill-0")
-    assert worker.prefill_view(0, 2.0).backlog_s == 0.0
-    assert (worker.prefill_view(0, 2.0).queued_requests, worker.assigned_requests) == (1, 2)
+    assert worker.prefill.view(0, 2.0).backlog_s == 0.0
+    assert (worker.prefill.view(0, 2.0).queued_requests, worker.prefill.assigned_requests) == (1, 2)
 
 
 def test_one_cache_for_all():
@@ -615,7 +615,7 @@ def test_a_client_that_stops_or_leaves():
     assert not run.tell(e.Cancelled, request_id=1)
     assert not run.tell(e.ClientStopped, request_id=1)
     worker = run.coordinator.workers.by_name["decode-0"]
-    assert (worker.contexts, worker.context_tokens) == ({}, 0)
+    assert (worker.decode.contexts, worker.decode.context_tokens) == ({}, 0)
 
 
 def test_a_worker_may_begin_what_is_cancelled_until_it_is_told():
@@ -653,14 +653,14 @@ def test_a_coupled_worker_does_both_stages():
     worker = run.coordinator.workers.by_name["coupled-0"]
     chunk(run, 1200, 1200)
     assert run.coordinator.requests[0].phase == "prefilling"
-    assert worker.prefill_view(0, run.now).backlog_s == 2.0  # as long as it was estimated, until it decodes
+    assert worker.prefill.view(0, run.now).backlog_s == 2.0  # as long as it was estimated, until it decodes
     chunk(run, 800, 2000)
     run.tell(e.DecodeStarted, attempt=A)
-    view = worker.decode_view()
-    assert (worker.prefill_view(0, run.now).queued_requests, view.context_tokens) == (0, 2000)
+    view = worker.decode.view()
+    assert (worker.prefill.view(0, run.now).queued_requests, view.context_tokens) == (0, 2000)
     assert view.decoding[0].starts_s == 2.0
     coupled_step(run, 4)
-    assert worker.decode_view().context_tokens == 2004
+    assert worker.decode.view().context_tokens == 2004
     assert run.tell(e.RequestDone, attempt=A) == (e.Finish(0),)
     assert kinds(run.log[2:]) == [Prefilled, Prefilled, FirstToken, DecodeStretch, Finished]
     assert run.log[-1].output_tokens == 5
@@ -675,19 +675,19 @@ def test_a_preempted_request_keeps_its_tokens():
     coupled_step(run, 9)
     worker = run.coordinator.workers.by_name["coupled-0"]
     run.tell(e.Preempted, attempt=A, worker="coupled-0", context_tokens=0)
-    assert worker.decode_view().context_tokens == 2000  # as when it was placed: it needs as much again
+    assert worker.decode.view().context_tokens == 2000  # as when it was placed: it needs as much again
     chunk(run, 2005, 2005)
-    assert worker.decode_view().context_tokens == 2005
+    assert worker.decode.view().context_tokens == 2005
     run.tell(e.Preempted, attempt=A, worker="coupled-0", context_tokens=2005)
-    assert worker.decode_view().context_tokens == 2005
+    assert worker.decode.view().context_tokens == 2005
     start_s = run.now
     coupled_step(run, 1)
     run.now = start_s
     chunk(run, 5, 2010)
-    assert worker.decode_view().context_tokens == 2010
+    assert worker.decode.view().context_tokens == 2010
     run.tell(e.RequestDone, attempt=A)
     assert run.log[-1].output_tokens == 11
-    assert (worker.context_tokens, worker.missing) == (0, {})
+    assert (worker.decode.context_tokens, worker.decode.missing) == (0, {})
 
 
 def test_a_coupled_worker_ends_its_step_and_goes_down():
@@ -727,7 +727,7 @@ def test_an_answer_goes_on_at_a_coupled_worker():
     chunk(run, 2005, 2005, again)
     assert kinds(run.log[-2:]) == [DecodeStretch, Prefilled]
     worker = run.coordinator.workers.by_name["coupled-0"]
-    assert worker.decode_view().context_tokens == 2005
+    assert worker.decode.view().context_tokens == 2005
     run.report(RunEnded(at_s=run.now, tokens={0: 6}))
     assert run.log[-1].tokens == {0: 6}
     run.tell(e.RequestDone, attempt=again)

@@ -36,7 +36,7 @@ def test_round_robin_goes_on_when_a_worker_is_replaced():
     """The new one is not given all that comes until it was assigned as much as the others."""
     workers = table(p0="prefill", p1="prefill", d="decode")
     for worker in workers.up[:2]:
-        worker.assigned_requests = 1000
+        worker.prefill.assigned_requests = 1000
     workers.remove("p0")
     workers.add(events.WorkerUp(at_s=1.0, worker="p0", role="prefill", capacity_tokens=10**6, cache="p0"))
     view = workers.view(REQUEST, 1.0, History())
@@ -78,7 +78,7 @@ def test_only_the_blocks_that_are_copied_are_read(on_ssd, reads):
     )  # fmt: skip
     workers.begin_fetch(A, REQUEST, placement)
     holder = workers.by_name["q"]
-    assert (holder.reading, holder.sending) == (({A: "p"}, {}) if reads else ({}, {A: "p"}))
+    assert (holder.prefill.reading, holder.prefill.sending) == (({A: "p"}, {}) if reads else ({}, {A: "p"}))
 
 
 @given(st.floats(0.01, 3), st.lists(st.floats(0, 2), min_size=1, max_size=8))
@@ -89,7 +89,7 @@ def test_loads_in_a_view_are_as_old_as_is_allowed_and_matches_are_of_now(age_s, 
         workers.add(events.WorkerUp(at_s=0.0, worker=name, role="prefill", capacity_tokens=10**6, cache=cache))
     now_s, taken_s, queued, seen = 0.0, None, 0, 0
     for i, pause_s in enumerate(pauses_s):
-        workers.by_name["p"].add_prompt(Attempt(i, 1), 1.0)
+        workers.by_name["p"].prefill.add(Attempt(i, 1), 1.0)
         queued, now_s = queued + 1, now_s + pause_s
         if i < 4:
             workers.cache_changed(

@@ -214,8 +214,8 @@ class Runtime:
             worker = self.coordinator.workers.by_name[name]
             assert worker.up
             prompts = self.prompts[name]
-            assert worker.prompts.keys() == prompts.keys()
-            view = worker.prefill_view(7, self.now)
+            assert worker.prefill.prompts.keys() == prompts.keys()
+            view = worker.prefill.view(7, self.now)
             waiting = [job for job in prompts.values() if not job.started]
             queued_s = math.fsum(self.estimated_s(job) for job in waiting)
             latest, until_s = self.latest.get(name, (None, 0.0))
@@ -225,15 +225,15 @@ class Runtime:
             assert view.assigned_requests == self.assigned[name]
             here = {i: job for i, job in live.items() if job.placement.decode == name}
             contexts = {i: job.command.request.input_tokens + self.steps[job.attempt] for i, job in here.items()}
-            assert {i: worker.tokens_of(i) for i in worker.contexts} == contexts
+            assert {i: worker.decode.tokens_of(i) for i in worker.decode.contexts} == contexts
             if role == "coupled":
                 contexts = {i: max(job.command.request.input_tokens, job.cached) for i, job in here.items()}
-            seen = worker.decode_view()
+            seen = worker.decode.view()
             assert (seen.name, seen.requests, seen.context_tokens) == (name, len(here), sum(contexts.values()))
             present = {i for i, job in here.items() if job.arrived or job.loaded}
             assert {one.request_id for one in seen.coming} == here.keys() - present
             assert {one.request_id for one in seen.decoding} == present
-            assert worker.started == {i for i, job in here.items() if job.decoding}
+            assert worker.decode.started == {i for i, job in here.items() if job.decoding}
             assert role != "decode" or not prompts
         self.check_views()
         for request_id, state in self.coordinator.requests.items():
@@ -253,9 +253,9 @@ class Runtime:
         up = [workers.by_name[name] for name in self.names if name in self.up]
         view = self.coordinator.view(made, self.now)
         assert view.taken_at_s == self.now
-        assert view.decode == tuple(one.decode_view() for one in up if one.role != "prefill")
+        assert view.decode == tuple(one.decode.view() for one in up if one.role != "prefill")
         assert view.prefill == tuple(
-            one.prefill_view(matched[one.name], self.now) for one in up if one.role != "decode"
+            one.prefill.view(matched[one.name], self.now) for one in up if one.role != "decode"
         )
 
     def matched(self, name, made):

@@ -104,4 +104,6 @@ class QuietCluster:
     def is_free(self):
         """Whether nothing of any request is left."""
         workers = self.runtime.workers
-        return not self.runtime.streams and not any(w.prompts or w.contexts or w.sending for w in workers)
+        return not self.runtime.streams and not any(
+            w.prefill.prompts or w.decode.contexts or w.prefill.sending for w in workers
+        )

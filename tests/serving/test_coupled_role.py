@@ -77,7 +77,7 @@ def test_the_cluster_knows_what_of_each_request_is_in_gpu_memory(policy):
         messages.clear()
         instance = role._engine.instance
         here = [*instance.waiting, *instance.running.values()]
-        assert worker.context_tokens == sum(max(one.prompt_tokens, one.cached_tokens) for one in here)
+        assert worker.decode.context_tokens == sum(max(one.prompt_tokens, one.cached_tokens) for one in here)
     assert preempted
     assert run.ended.keys() == {0, 1, 2}
     assert check_log(run.log) == ()

@@ -59,4 +59,4 @@ def test_an_order_that_cannot_be_sent_leaves_no_flow(believed, monkeypatch):
     with pytest.raises(FailedError, match="cannot be encoded"):
         cluster.submit(np.arange(64, dtype=np.int32))
     assert cluster.is_free()
-    assert not any(worker.sending for worker in cluster.runtime.workers)
+    assert not any(worker.prefill.sending for worker in cluster.runtime.workers)

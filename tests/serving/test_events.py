@@ -73,11 +73,11 @@ def test_nothing_is_left_of_requests_that_ended(live):
     """What the cluster knows about its workers is as if no request had come, once all have ended."""
     coordinator, _, _ = replay(live, live.events)
     for worker in coordinator.workers.up:
-        assert not worker.contexts
+        assert not worker.decode.contexts
         assert not worker.present
         assert not worker.coming
-        assert worker.context_tokens == 0
-        assert not worker.started
+        assert worker.decode.context_tokens == 0
+        assert not worker.decode.started
 
 
 def test_events_that_are_reported_twice_change_nothing(live):

@@ -158,7 +158,7 @@ def test_disconnect_cancels(api):
     while api.runtime.streams and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert not api.runtime.streams
-    assert all(not worker.contexts for worker in api.runtime.workers)
+    assert all(not worker.decode.contexts for worker in api.runtime.workers)
 
 
 def test_rejection(open_api):

@@ -223,7 +223,9 @@ def test_a_prompt_that_is_cancelled_during_its_fetch_holds_nobody(open_api, refe
                 answer(prompts[1], timeout=2.0)
             assert until(lambda: not api.runtime.streams)
             assert answer(prompts[2]) == expected[2]
-            assert not api.runtime.coordinator.workers.by_name["prefill-0"].sending  # as far as the cluster knows
+            assert not api.runtime.coordinator.workers.by_name[
+                "prefill-0"
+            ].prefill.sending  # as far as the cluster knows
         finally:
             os.kill(holder, signal.SIGCONT)
         assert answer(prompts[1]) == expected[1]

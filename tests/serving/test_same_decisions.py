@@ -138,7 +138,7 @@ def keeps_the_laws(live, model, steps):
     )
     follower.check_log()
     assert not follower.coordinator.requests
-    assert not any(worker.contexts or worker.prompts for worker in follower.coordinator.workers.up)
+    assert not any(worker.decode.contexts or worker.prefill.prompts for worker in follower.coordinator.workers.up)
 
 
 def placed(decided):

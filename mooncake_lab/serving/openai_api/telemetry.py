@@ -106,9 +106,9 @@ class Telemetry:
         for worker in workers:
             self._workers.labels(worker.role).inc()
             if worker.role != "decode":
-                self._queued.labels(worker.name).set(len(worker.prompts))
+                self._queued.labels(worker.name).set(len(worker.prefill.prompts))
             if worker.role != "prefill":
-                self._context.labels(worker.name).set(worker.context_tokens)
+                self._context.labels(worker.name).set(worker.decode.context_tokens)
         for name, blocks in damaged_blocks.items():
             self._damaged.labels(name).inc(blocks - self._told_damaged.get(name, 0))
         self._told_damaged = dict(damaged_blocks)
