@@ -8,7 +8,9 @@ file is a call of a function whose file is another one than that of the function
 
 `--live` follows a request through a live server as well, from the client's connection and back to it. All
 processes of `mooncake-lab serve` are under `sys.setprofile`, in each of their threads; a signal begins and ends
-the recording. What else runs meanwhile, such as heartbeats, is recorded too.
+the recording. What else runs meanwhile, such as heartbeats, is recorded too. The shapes of the request are counted
+as well. They are the classes of the package whose instances stand for one request: a field has its id, its tokens
+or another such instance. Events, commands and records of the log are left out, as they say what happened to it.
 
 `--record FILE` writes the names of both paths into a JSON file, in the order of the first call. A test compares
 the steps in `book/design.md` with the simulated path of the code as it is, and with the live path in
@@ -50,13 +52,30 @@ WORKERS = {
 }
 """The live clusters, as options of `mooncake-lab serve`; the simulated ones have as many nodes."""
 PATIENCE_S = 60.0
+FIELDS_OF_A_REQUEST = frozenset(
+    {"request_id", "attempt", "job", "request", "traced", "order", "prompt", "block_keys", "first_token"}
+)
+"""The names of fields with a request's id, its tokens, or an instance that has these."""
+WHAT_HAPPENED = ("mooncake_lab.cluster.events", "mooncake_lab.core.log")
+"""The modules of events, commands and records."""
 TRACER = dedent(
     """
     import os, signal, sys, threading, time
     found, is_on, place = {}, False, os.path.join(os.environ["REQUEST_PATH_FOLDER"], str(os.getpid()))
+    held = {}
     def see(frame, event, _):
-        if is_on and event == "call" and frame.f_code not in found:
+        if not is_on:
+            return
+        if event == "call" and frame.f_code not in found:
             found[frame.f_code] = time.monotonic_ns()
+        elif event == "return" and "mooncake_lab" in frame.f_code.co_filename:
+            for value in list(frame.f_locals.values()):
+                kind = type(value)
+                if kind not in held and kind.__module__.startswith("mooncake_lab"):
+                    held[kind] = fields_of(kind, value)
+    def fields_of(kind, value):
+        named = [name for base in kind.__mro__ for name in base.__dict__.get("__annotations__", ())]
+        return sorted({*named, *getattr(kind, "__struct_fields__", ()), *getattr(value, "__dict__", ())})
     def write(kind, text=""):
         with open(f"{place}.part", "w") as file:
             file.write(text)
@@ -68,7 +87,9 @@ TRACER = dedent(
     def end(*_):
         global is_on
         is_on = False
-        write("ended", "\\n".join(f"{at} {code.co_filename}:{code.co_qualname}" for code, at in found.items()))
+        calls = [f"{at} {code.co_filename}:{code.co_qualname}" for code, at in found.items()]
+        kinds = [f"- {kind.__module__}:{kind.__qualname__}:{','.join(fields)}" for kind, fields in held.items()]
+        write("ended", "\\n".join(calls + kinds))
     signal.signal(signal.SIGUSR1, begin)
     signal.signal(signal.SIGUSR2, end)
     threading.setprofile(see)
@@ -162,8 +183,11 @@ def simulated_paths(prompt_tokens: int = 2000, answer_tokens: int = 20) -> dict[
     return {name: path_of(lambda cluster=cluster: cluster.run(traced)) for name, cluster in clusters.items()}
 
 
-def live_functions(workers: Sequence[str], prompt_tokens: int, answer_tokens: int) -> list[str]:
+def live_functions(workers: Sequence[str], prompt_tokens: int, answer_tokens: int) -> tuple[list[str], list[str]]:
     """The functions that a request calls in any process of a live server, which has served another one before.
+
+    Returns:
+        The functions, in the order of the first call, and the shapes of the request.
 
     Raises:
         RuntimeError: when the server does not start, or a process of it does not answer a signal.
@@ -191,10 +215,20 @@ def live_functions(workers: Sequence[str], prompt_tokens: int, answer_tokens: in
                 records = _signal(folder, signal.SIGUSR2, "ended")
             finally:
                 server.terminate()
-        calls = [line.partition(" ") for record in records for line in record.read_text("utf-8").splitlines()]
-    calls.sort(key=lambda call: int(call[0]))
+        lines = [line.partition(" ") for record in records for line in record.read_text("utf-8").splitlines()]
+    calls = sorted([line for line in lines if line[0] != "-"], key=lambda line: int(line[0]))
     found = [place.rpartition(":") for _, _, place in calls]
-    return list(dict.fromkeys(_place(file, name) for file, _, name in found if _is_ours(file, name)))
+    functions = list(dict.fromkeys(_place(file, name) for file, _, name in found if _is_ours(file, name)))
+    return functions, sorted({shape for mark, _, kind in lines if mark == "-" and (shape := _shape(kind))})
+
+
+def _shape(kind: str) -> str:
+    """The name of a class, with its module, whose instances stand for a request; empty where they do not."""
+    module, name, fields = kind.split(":")
+    says_what_happened = module in WHAT_HAPPENED and name != "Attempt"
+    if says_what_happened or FIELDS_OF_A_REQUEST.isdisjoint(fields.split(",")):
+        return ""
+    return f"{module.partition('.')[2]}:{name}"
 
 
 def _ask(url: str, prompt: list[int], answer_tokens: int) -> None:
@@ -230,16 +264,19 @@ def main(
     if record is not None and not live:
         raise typer.BadParameter("--record writes both paths; say --live, too")
     paths = simulated_paths(prompt, answer)
+    shapes = dict[str, list[str]]()
     names: dict[str, dict[str, list[str]]] = {
         name: {"simulated": [*path.functions]} for name, path in paths.items()
     }
     if live:
         for name, workers in WORKERS.items():
-            names[name]["live"] = live_functions(workers, prompt, answer)
+            names[name]["live"], shapes[name] = live_functions(workers, prompt, answer)
     if record is not None:
         record.write_text(json.dumps(names, indent=1) + "\n", "utf-8")
     if as_json:
-        shown = {name: names[name] | {"counts": path.counts} for name, path in paths.items()}
+        shown = {
+            name: names[name] | {"counts": path.counts, "shapes": shapes.get(name)} for name, path in paths.items()
+        }
         typer.echo(json.dumps(shown, indent=1))
         return
     for name, path in paths.items():
@@ -249,6 +286,7 @@ def main(
         if live:
             both = len(set(path.functions) & set(names[name]["live"]))
             typer.echo(f"{name}, live: {len(names[name]['live'])} functions, {both} of them simulated, too")
+            typer.echo(f"{name}, live: {len(shapes[name])} shapes of the request: {', '.join(shapes[name])}")
             typer.echo("\n".join(f"       {function}" for function in names[name]["live"]))
 
 

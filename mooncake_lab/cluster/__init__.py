@@ -2,6 +2,7 @@
 
 from mooncake_lab.cluster.coordinator import Coordinator, CoordinatorRules
 from mooncake_lab.cluster.events import POOL, Attempt, Command, Event, Role
+from mooncake_lab.cluster.executor import Executor, carry_out
 from mooncake_lab.cluster.spec import COUPLED_SYSTEMS, ClusterSpec, CoupledPool, DecodePool, PrefillPool
 from mooncake_lab.cluster.workers import DecodeLoad, PrefillLoad, WorkerState, WorkerTable
 
@@ -17,9 +18,11 @@ __all__ = [
     "DecodeLoad",
     "DecodePool",
     "Event",
+    "Executor",
     "PrefillLoad",
     "PrefillPool",
     "Role",
     "WorkerState",
     "WorkerTable",
+    "carry_out",
 ]

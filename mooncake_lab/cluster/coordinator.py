@@ -207,7 +207,10 @@ class Coordinator:
         changes nothing, and neither does one that was reported before.
         """
         self._now_s = now_s
-        if isinstance(event, events.OfWork):
+        # `isinstance`, here and below: a `match` of classes takes three times as long
+        if isinstance(event, DecodeStretch):
+            self._decoded(event)
+        elif isinstance(event, events.OfWork):
             worker = self.workers.by_name.get(event.worker)
             if worker is not None:
                 self._on_work(event, worker, self._current(event.attempt))
@@ -220,7 +223,7 @@ class Coordinator:
             if state is not None:
                 self._on_request(event, state)
         else:
-            self._on_any(event)
+            self._on_general(event)
         commands = self._commands
         if not commands:  # most events need nothing
             return ()
@@ -228,86 +231,80 @@ class Coordinator:
         return tuple(commands)
 
     def _on_work(self, event: events.WorkEvent, worker: WorkerState, state: RequestState | None) -> None:
-        match event:
-            case events.FetchStarted():
-                self._fetch_started(event, worker)
-            case events.PrefixFetched():
-                self._prefix_fetched(event, worker)
-            case events.TierRead():
-                self._tier_read(event, worker, state)
-            case events.PrefillStarted():
-                self._prefill_started(event, worker, state)
-            case events.PrefillDone():
-                self._prefill_done(event, worker, state)
-            case events.PrefillDropped():
-                worker.prefill.remove(event.attempt, event.at_s)
-            case events.ChunkDone():
-                self._chunk_done(event, worker, state)
-            case events.Preempted():
-                self._preempted(event, worker, state)
-            case events.KVSent():
-                worker.prefill.sent(event.attempt)
-            case _:
-                assert_never(event)
+        if isinstance(event, events.PrefillStarted):
+            self._prefill_started(event, worker, state)
+        elif isinstance(event, events.PrefillDone):
+            self._prefill_done(event, worker, state)
+        elif isinstance(event, events.ChunkDone):
+            self._chunk_done(event, worker, state)
+        elif isinstance(event, events.Preempted):
+            self._preempted(event, worker, state)
+        elif isinstance(event, events.PrefillDropped):
+            worker.prefill.remove(event.attempt, event.at_s)
+        elif isinstance(event, events.FetchStarted):
+            self._fetch_started(event, worker)
+        elif isinstance(event, events.PrefixFetched):
+            self._prefix_fetched(event, worker)
+        elif isinstance(event, events.TierRead):
+            self._tier_read(event, worker, state)
+        elif isinstance(event, events.KVSent):
+            worker.prefill.sent(event.attempt)
+        else:
+            assert_never(event)
 
     def _on_attempt(self, event: events.AttemptEvent, state: RequestState) -> None:
-        match event:
-            case events.KVArrived():
-                self._kv_arrived(event, state)
-            case events.KVLoaded():
-                if state.phase not in AT_DECODE:
-                    self._join(state, event.at_s)
-            case events.DecodeStarted():
-                if state.phase != "decoding":
-                    self._decode_started(event, state)
-            case events.RequestDone():
-                if state.phase == "decoding":
-                    self._request_done(event, state)
-            case events.AttemptFailed(retriable=True):
-                self._place_again(state, event.reason, event.suspects)
-            case events.AttemptFailed():
-                self._cancel(state)
-                self._reject(state, event.stage, event.reason, event.at_s)
-            case _:
-                assert_never(event)
+        if isinstance(event, events.KVArrived):
+            self._kv_arrived(event, state)
+        elif isinstance(event, events.KVLoaded):
+            if state.phase not in AT_DECODE:
+                self._join(state, event.at_s)
+        elif isinstance(event, events.DecodeStarted):
+            if state.phase != "decoding":
+                self._decode_started(event, state)
+        elif isinstance(event, events.RequestDone):
+            if state.phase == "decoding":
+                self._request_done(event, state)
+        elif isinstance(event, events.AttemptFailed) and event.retriable:
+            self._place_again(state, event.reason, event.suspects)
+        elif isinstance(event, events.AttemptFailed):
+            self._cancel(state)
+            self._reject(state, event.stage, event.reason, event.at_s)
+        else:
+            assert_never(event)
 
     def _on_request(self, event: events.RequestEvent, state: RequestState) -> None:
-        match event:
-            case events.TimerFired():
-                if state.phase == "deciding":
-                    self._decide(state)
-                elif state.phase == "waiting":
-                    self._stop_waiting(state)
-            case events.Cancelled():
-                self._cancel(state)
-                self._reject(state, "client", event.reason, event.at_s)
-            case events.ClientStopped():
-                tokens = state.shown_now()
-                self._cancel(state)
-                self._finish(state, tokens, event.at_s)
-            case _:
-                assert_never(event)
+        if isinstance(event, events.TimerFired):
+            if state.phase == "deciding":
+                self._decide(state)
+            elif state.phase == "waiting":
+                self._stop_waiting(state)
+        elif isinstance(event, events.Cancelled):
+            self._cancel(state)
+            self._reject(state, "client", event.reason, event.at_s)
+        elif isinstance(event, events.ClientStopped):
+            tokens = state.shown_now()
+            self._cancel(state)
+            self._finish(state, tokens, event.at_s)
+        else:
+            assert_never(event)
 
-    def _on_any(self, event: events.GeneralEvent) -> None:
-        match event:
-            case DecodeStretch():
-                self._decoded(event)
-            case CacheChanged():
-                self._cache_changed(event)
-            case events.RequestArrived():
-                self._request_arrived(event)
-            case events.PrefillSlotFree():
-                self.workers.free_slot(event)
-            case events.WorkerUp():
-                self._worker_up(event)
-            case events.WorkerDown():
-                self._worker_down(event)
-            case events.WorkerConfirmed():
-                self._confirmed(event)
-            case RunEnded():
-                self._run_ended(event)
-            case _:
-                assert_never(event)
+    def _on_general(self, event: events.GeneralEvent) -> None:
+        if isinstance(event, CacheChanged):
+            self._cache_changed(event)
+        elif isinstance(event, events.RequestArrived):
+            self._request_arrived(event)
+        elif isinstance(event, events.PrefillSlotFree):
+            self.workers.free_slot(event)
+        elif isinstance(event, events.WorkerUp):
+            self._worker_up(event)
+        elif isinstance(event, events.WorkerDown):
+            self._worker_down(event)
+        elif isinstance(event, events.WorkerConfirmed):
+            self._confirmed(event)
+        elif isinstance(event, RunEnded):
+            self._run_ended(event)
+        else:
+            assert_never(event)
 
     def view(self, request: Request, now_s: float) -> ClusterView:
         """What the Conductor may know about a request now; looking changes nothing in the cluster."""

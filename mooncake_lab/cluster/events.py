@@ -244,17 +244,10 @@ WorkEvent: TypeAlias = (
 )
 """Each event of the work of a worker for an attempt."""
 GeneralEvent: TypeAlias = (
-    RequestArrived
-    | DecodeStretch
-    | CacheChanged
-    | PrefillSlotFree
-    | WorkerUp
-    | WorkerDown
-    | WorkerConfirmed
-    | RunEnded
+    RequestArrived | CacheChanged | PrefillSlotFree | WorkerUp | WorkerDown | WorkerConfirmed | RunEnded
 )
-"""Each event that is about no attempt and no request in flight."""
-Event: TypeAlias = GeneralEvent | RequestEvent | AttemptEvent | WorkEvent
+"""Each event that is about no attempt and no request in flight, but for `DecodeStretch`."""
+Event: TypeAlias = DecodeStretch | GeneralEvent | RequestEvent | AttemptEvent | WorkEvent
 """Anything that a runtime reports."""
 
 

@@ -276,6 +276,7 @@ class WorkerTable:
         self._old_view: ClusterView | None = None
         self._on_ssd: dict[str, set[BlockKey]] = {}  # by cache: blocks that are not in DRAM
         self._on_gpu: dict[str, int] = {}  # caches in the GPU memory of coupled workers, with their place
+        self._has_caches = False
         self._prefill: list[tuple[WorkerState, int]] = []  # with the place of its cache among matches
         self._decode: list[DecodeLoad] = []
 
@@ -325,6 +326,7 @@ class WorkerTable:
     def _arrange(self) -> None:
         self._old_view = None
         places = {cache: place for place, cache in enumerate(self.index.instances)}
+        self._has_caches = bool(places)
         up = self.up
         coupled = [worker.cache for worker in up if worker.role == "coupled" and worker.cache is not None]
         self._on_gpu = {cache: places[cache] for cache in coupled}
@@ -372,7 +374,7 @@ class WorkerTable:
 
         A request reuses whole blocks of a cache in GPU memory, and computes at least its last token.
         """
-        if not self.index.instances:
+        if not self._has_caches:
             return [0]
         found = [*self.index.matches(request.block_keys), 0]
         if self._on_gpu:

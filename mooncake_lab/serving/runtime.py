@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.cluster import POOL, ClusterSpec, Command, Coordinator, Event, WorkerState, events
+from mooncake_lab.cluster import POOL, ClusterSpec, Coordinator, Event, Executor, WorkerState, carry_out, events
 from mooncake_lab.conductor import ClusterView, Decided, Estimator, LatencyEstimator
 from mooncake_lab.core import CacheChanged, Record, Request, blocks_for
 from mooncake_lab.perf import LatencyModel
@@ -34,7 +34,7 @@ _SHUT: Final = "the cluster is shut down"
 
 
 @final
-class ClusterRuntime:
+class ClusterRuntime(Executor):
     """Workers, the coordinator, and the streams of all requests in flight. Mutable.
 
     Args:
@@ -155,7 +155,7 @@ class ClusterRuntime:
             on_ssd = {name: tuple(before.workers.on_ssd(name)) for name in names}
             for state in before.requests.values():
                 for worker in state.workers:
-                    self._cancel_attempt(events.CancelAttempt(state.attempt, worker.name))
+                    self.cancel_attempt(events.CancelAttempt(state.attempt, worker.name))
             self._clients.cancel_all()
         self._run += 1
         self._timers = Timers()
@@ -287,35 +287,19 @@ class ClusterRuntime:
             self.on_event(event, now_s)
         for command in coordinator.on(event, now_s):
             try:
-                self._carry_out(command)
+                carry_out(command, self)
             except Exception as error:
                 if not isinstance(command, (events.PrepareDecode, events.RunPrefill)):
                     raise
                 self._cannot_send(command, error)
 
-    def _carry_out(self, command: Command) -> None:
-        match command:
-            case events.PrepareDecode():
-                self._prepare_decode(command)
-            case events.RunPrefill():
-                self._run_prefill(command)
-            case events.CancelAttempt():
-                self._cancel_attempt(command)
-            case events.ConfirmWorkers():
-                self.pending_calls.confirm(command.workers)
-            case events.Reject():
-                assert self.estimate is not None  # noqa: S101  # the cluster is open
-                self._clients.reject(command, self.now_s(), self.estimate, is_shut=self._is_shut)
-            case events.Finish():
-                self._clients.finish(command)
-            case events.SetTimer():
-                self._timers.set(command.request_id, command.delay_s)
-            case events.StartDecode():
-                pass  # the worker decodes as soon as KVCache is there; a refusal cancels
-            case _:  # pyright: ignore[reportUnnecessaryComparison]  # one that was added, and forgotten here
-                raise TypeError(f"a live cluster cannot carry out {command}")
+    # commands
 
-    def _prepare_decode(self, command: events.PrepareDecode) -> None:
+    def set_timer(self, command: events.SetTimer, /) -> None:
+        """Report `TimerFired` of a request later."""
+        self._timers.set(command.request_id, command.delay_s)
+
+    def prepare_decode(self, command: events.PrepareDecode, /) -> None:
         """Tell a decode worker which request will arrive.
 
         Raises:
@@ -325,7 +309,7 @@ class ClusterRuntime:
         order = messages.DecodeOrder(job=self._job(command.attempt), prompt=prompt, params=params)
         self.supervisor.links[command.worker].send(order)
 
-    def _run_prefill(self, command: events.RunPrefill) -> None:
+    def run_prefill(self, command: events.RunPrefill, /) -> None:
         """Tell a worker to compute a prompt, where its prefix is, and where its KVCache goes.
 
         Raises:
@@ -354,11 +338,27 @@ class ClusterRuntime:
             )
         )
 
-    def _cancel_attempt(self, command: events.CancelAttempt) -> None:
+    def start_decode(self, command: events.StartDecode, /) -> None:
+        """Nothing: a worker decodes as soon as the KVCache is there, and a rejection stops it."""
+
+    def cancel_attempt(self, command: events.CancelAttempt, /) -> None:
         """Tell a worker to stop an attempt; one that is down has stopped."""
         link = self.supervisor.links.get(command.worker)
         if link is not None:
             link.send(messages.CancelOrder(self._job(command.attempt)))
+
+    def confirm_workers(self, command: events.ConfirmWorkers, /) -> None:
+        """Ask each worker to answer."""
+        self.pending_calls.confirm(command.workers)
+
+    def reject(self, command: events.Reject, /) -> None:
+        """End the answer of a request with the reason."""
+        assert self.estimate is not None  # noqa: S101  # the cluster is open
+        self._clients.reject(command, self.now_s(), self.estimate, is_shut=self._is_shut)
+
+    def finish(self, command: events.Finish, /) -> None:
+        """End the answer of a request."""
+        self._clients.finish(command)
 
     def _job(self, attempt: events.Attempt) -> messages.Job:
         return messages.Job(self._run, attempt.request_id, attempt.n)

@@ -1,8 +1,8 @@
 """Virtual time: callbacks in order of their times, and iterations that repeat as one formula."""
 
 from collections.abc import Callable
-from functools import partial
 from math import inf, sqrt
+from operator import attrgetter
 from typing import Final, final
 
 import msgspec
@@ -28,15 +28,13 @@ class EventLoop:
 
     __slots__ = ("env", "scheduled")
 
+    now_s: float = property(attrgetter("env.now"))  # pyright: ignore[reportAssignmentType]  # read most often of all
+    """Seconds since the environment began."""
+
     def __init__(self, env: simpy.Environment | None = None) -> None:
         self.env: Final = env or simpy.Environment()
         self.scheduled = 0
         """How many callbacks were ever scheduled."""
-
-    @property
-    def now_s(self) -> float:
-        """Seconds since the environment began."""
-        return self.env.now
 
     def call_later(self, delay_s: float, callback: Callable[..., None], *arguments: object) -> None:
         """Let a callback run `delay_s` seconds from now; after 0 s it runs after all that is due now.
@@ -50,18 +48,13 @@ class EventLoop:
             raise ValueError(f"a callback {delay_s!r} s from now; allowed are delays from 0")
         self.scheduled += 1
         if delay_s < inf:
-            simpy.Timeout(self.env, delay_s).callbacks.append(partial(_call, callback, arguments))
+            due = simpy.Timeout(self.env, delay_s)
+            due.callbacks.append(lambda _: callback(*arguments))  # pyright: ignore[reportUnknownLambdaType]  # an event
 
     def run(self, until_s: float = inf) -> None:
         """Run what is due until nothing is left, or all before a moment, which is the present then."""
         if until_s > self.env.now:
             self.env.run(None if until_s == inf else until_s)
-
-
-def _call(callback: Callable[..., None], arguments: tuple[object, ...], event: simpy.Event) -> None:
-    """What simpy calls when an event is due."""
-    del event
-    callback(*arguments)
 
 
 class Steady(msgspec.Struct, frozen=True, gc=False):

@@ -203,6 +203,10 @@ class PrefixPool:
         }
         self.stores = {name: stores[cache] for name, cache in self.caches.items()}
         """What each node reads, by its name."""
+        self.is_shared = shared
+        """Whether all nodes use one store."""
+        self.has_ssd = ssd_tokens > 0
+        """Whether nodes have an SSD below their DRAM."""
         self._changed = changed
         self._share_blocks = (tokens + below) // sharers // block_size_tokens
         self._owners: dict[BlockKey, str] = {}  # of a shared store: the node that each block lies on
@@ -250,11 +254,6 @@ class PrefixPool:
         keys = request.block_keys[first:blocks]
         positions = self._positions(first + len(keys))
         self._tell(node, self.stores[node].keep(keys, positions[first:] if first else positions))
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether all nodes use one store."""
-        return bool(self._owned)
 
     def elsewhere(self, node: str, keys: Sequence[BlockKey]) -> dict[str, list[int]]:
         """Which of these blocks of a shared store lie on other nodes: their places, by node."""

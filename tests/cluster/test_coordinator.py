@@ -756,3 +756,36 @@ def test_the_end_of_a_run_counts_what_a_coupled_worker_counts():
     run.tell(e.AttemptFailed, attempt=A, reason="it failed", retriable=True)
     run.report(RunEnded(at_s=run.now, tokens={1: 1, 0: 1}))
     assert list(run.log[-1].tokens) == [1, 0]
+
+
+class Unknown(e.ClusterEvent, frozen=True, kw_only=True):
+    """An event that the coordinator does not know."""
+
+
+class UnknownOfRequest(e.OfRequest, frozen=True, kw_only=True):
+    """An unknown event of a request in flight."""
+
+
+class UnknownOfAttempt(e.OfAttempt, frozen=True, kw_only=True):
+    """An unknown event of an attempt."""
+
+
+class UnknownOfWork(e.OfWork, frozen=True, kw_only=True):
+    """An unknown event of the work of a worker."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (Unknown, {}),
+        (UnknownOfRequest, {"request_id": 0}),
+        (UnknownOfAttempt, {"attempt": A}),
+        (UnknownOfWork, {"attempt": A, "worker": "prefill-0"}),
+    ],
+)
+def test_an_unknown_event_is_an_error(kind, fields):
+    """It is not ignored, whatever it is about."""
+    run = make_runtime(PAIR)
+    arrive(run)
+    with pytest.raises(AssertionError, match=kind.__name__):
+        run.coordinator.on(kind(at_s=run.now, **fields), run.now)

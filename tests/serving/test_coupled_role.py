@@ -60,7 +60,7 @@ def test_the_cluster_knows_what_of_each_request_is_in_gpu_memory(policy):
     messages, run, preempted = [], make_runtime(("coupled-0",)), 0
     role = make_role(messages.append, device_tokens=8 * BLOCK, batching=named_policy(policy))
     worker = run.coordinator.workers.by_name["coupled-0"]
-    worker.up_s = worker.stepped_until_s = -1.0
+    worker.up_s = worker.decode.stepped_until_s = -1.0
     for i in range(3):
         run.original[i] = request(i, 20)
         run.tell(e.RequestArrived, request=run.original[i])

@@ -74,8 +74,8 @@ def test_nothing_is_left_of_requests_that_ended(live):
     coordinator, _, _ = replay(live, live.events)
     for worker in coordinator.workers.up:
         assert not worker.decode.contexts
-        assert not worker.present
-        assert not worker.coming
+        assert not worker.decode.present
+        assert not worker.decode.coming
         assert worker.decode.context_tokens == 0
         assert not worker.decode.started
 

@@ -17,7 +17,7 @@ from waiting_tokenizer import WaitingTokenizer
 import mooncake_lab.serving.openai_api.server
 from mooncake_lab.cli.field_names import by_option
 from mooncake_lab.cli.live import serve
-from mooncake_lab.cluster import events
+from mooncake_lab.cluster import carry_out, events
 from mooncake_lab.serving import LiveCluster, WorkerError
 from mooncake_lab.serving.launch import process as worker_process
 from mooncake_lab.serving.openai_api.parsing import BadRequestError, Reader
@@ -305,9 +305,9 @@ def test_where_no_server_can_listen(host):
 def test_unknown_commands_are_not_dropped(believed):
     """What the coordinator asks and a live cluster cannot do is an error, not nothing."""
     quiet = QuietCluster(believed)
-    quiet.runtime._carry_out(events.StartDecode(events.Attempt(0, 1), "decode-0", 0, True))
-    with pytest.raises(TypeError, match="cannot carry out"):
-        quiet.runtime._carry_out(object())
+    carry_out(events.StartDecode(events.Attempt(0, 1), "decode-0", 0, True), quiet.runtime)
+    with pytest.raises(AssertionError, match="unreachable, but got: <object"):
+        carry_out(object(), quiet.runtime)
 
 
 @pytest.mark.parametrize("gone", ["prefill-0", "decode-0"])

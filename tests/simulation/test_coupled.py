@@ -216,19 +216,9 @@ class TestEveryPolicy:
         for i, when in slow.items():
             np.testing.assert_allclose(fast[i], when, rtol=0, atol=1e-9)
         assert check_log(cluster.log) == ()
-        (instance,) = cluster.coupled.values()
+        (instance,) = cluster.executor.instances.values()
         instance.instance.check()
         assert instance.instance.blocks.free_blocks == instance.instance.limits.capacity_blocks
-
-
-def test_a_coupled_cluster_has_no_pool():
-    """The pool is that of prefill instances: None where there are none, for a new cluster and after a run."""
-    cluster = Cluster(ClusterSpec.coupled(nodes=1, prefix_caching=True), MODEL)
-    assert cluster.pool is None
-    cluster.run(requests([(0.0, 600, 3)], block=512))
-    assert cluster.pool is None
-    pools = ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=1)
-    assert set(Cluster(pools, MODEL).pool.caches) == {"prefill-0", "prefill-1"}
 
 
 class TestPreempted:
