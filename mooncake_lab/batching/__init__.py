@@ -6,7 +6,7 @@ from typing import Final
 
 from mooncake_lab.batching.chunked_prefill import Sarathi, SarathiServe, SplitFuse, VLLMChunked
 from mooncake_lab.batching.instance import BlockSpace, CountedBlocks, Instance
-from mooncake_lab.batching.one_stage import DecodeOnly, PrefillOnly
+from mooncake_lab.batching.one_stage import DecodeOnly, DecodingRequest, PrefillOnly, SteadyDecodeOnly
 from mooncake_lab.batching.paged_blocks import PagedBlocks
 from mooncake_lab.batching.plan import BatchingPolicy, Limits, Plan, Progress, Refusal, Segment, check_plan
 from mooncake_lab.batching.replay import Iteration, gantt, trace_plans
@@ -21,6 +21,7 @@ __all__ = [
     "BlockSpace",
     "CountedBlocks",
     "DecodeOnly",
+    "DecodingRequest",
     "Instance",
     "Iteration",
     "Limits",
@@ -35,6 +36,7 @@ __all__ = [
     "SarathiServe",
     "Segment",
     "SplitFuse",
+    "SteadyDecodeOnly",
     "TensorRTLLM",
     "VLLMChunked",
     "VLLMToday",

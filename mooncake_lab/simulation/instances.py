@@ -1,14 +1,13 @@
 """A prefill and a decode instance in virtual time.
 
-A prefill instance is a queue, a prefix cache, and the computation of prompts. A decode instance batches
-continuously, with exact token times at few events: between two changes of the batch, step times follow a formula.
-A step lasts `constant + per request + per cached token`, and the cache grows by one token per request and step. So
-the instance sleeps until its first request finishes, its memory is full, or a request joins; the steps until then
-are one `DecodeStretch` event from which every token's time follows. This is the fast path of `batching.Instance`
-under `DecodeOnly`; tests compare the two.
+A prefill instance is a queue, a prefix cache, and the computation of prompts; `PrefillOnly` says which prompts
+share an iteration. A decode instance batches continuously, with exact token times at few events: between two
+changes of the batch, step times follow a formula. A step lasts `constant + per request + per cached token`, and
+the cache grows by one token per request and step. So the instance sleeps until the batch changes, and
+`SteadyDecodeOnly` says after how many steps. These steps are one `DecodeStretch` event, from which every token's
+time follows.
 """
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from math import inf
 
 import msgspec
 
+from mooncake_lab.batching import DecodingRequest, PrefillOnly, SteadyDecodeOnly
 from mooncake_lab.cluster import Attempt, DecodePool, Event, PrefillPool, events
 from mooncake_lab.core import Request
 from mooncake_lab.perf import CppGroup, LatencyModel, cpp_finish_s
@@ -87,7 +87,8 @@ class PrefillInstance:
         self._pool = pool
         self._transfer = transfer
         self._report = report
-        self._max_batch_tokens = spec.max_batch_tokens
+        self._policy = PrefillOnly(max_batch_tokens=spec.max_batch_tokens)
+        self._packs = self._policy.joins(1, 1)  # else prompts are computed alone, and need not be measured before
         self._keeps_prompts = spec.prefix_caching
         self._overtaking = spec.overtaking
         self._queue: deque[PrefillJob] = deque()
@@ -111,45 +112,35 @@ class PrefillInstance:
             self._idle = False
             self._loop.call_later(0.0, self._begin)
 
-    def _next(self, room_tokens: float) -> PrefillJob | None:
-        """The next prompt to compute, taken out of the queue. Cancelled ones are dropped on the way.
+    def _batch(self) -> list[PrefillJob]:
+        """Take the prompts of the next iteration out of the queue, in order of arrival, and drop cancelled ones.
 
-        None where all that may start wait for their prefix, or where the next one has more tokens than there is
-        room for.
+        A prompt whose prefix is on its way holds up those behind it, unless these may overtake it.
         """
-        place = 0
-        while place < len(self._queue):
+        batch, batch_tokens, place = list[PrefillJob](), 0, 0
+        while place < len(self._queue) and self._policy.joins(1, batch_tokens):
             job = self._queue[place]
             if job.cancelled:
                 del self._queue[place]
                 self._report(events.PrefillDropped(at_s=self._loop.now_s, attempt=job.attempt, worker=self.name))
-            elif not job.fetching:
-                if room_tokens < inf and self._new_tokens(job) > room_tokens:
-                    return None
-                del self._queue[place]
-                return job
-            elif self._overtaking:
+            elif job.fetching:
+                if not self._overtaking:
+                    break
                 place += 1
             else:
-                return None
-        return None
+                new_tokens = self._new_tokens(job) if self._packs else 1
+                if not self._policy.joins(new_tokens, batch_tokens):
+                    break
+                del self._queue[place]
+                batch.append(job)
+                batch_tokens += new_tokens
+        return batch
 
     def _new_tokens(self, job: PrefillJob) -> int:
         """Tokens of a prompt that it would compute now."""
         request = job.request
         held = min(self._pool.matched(self.name, request), self._most_blocks(job, ()))
         return request.input_tokens - _part(request, held).reused_tokens
-
-    def _batch(self) -> list[PrefillJob]:
-        """The prompts of the next iteration, in order of arrival."""
-        batch = list[PrefillJob]()
-        room_tokens = inf
-        while room_tokens >= 1 and (job := self._next(room_tokens)) is not None:
-            batch.append(job)
-            if self._max_batch_tokens == 1:
-                break
-            room_tokens = min(room_tokens, self._max_batch_tokens) - self._new_tokens(job)
-        return batch
 
     def _begin(self) -> None:
         """Start the next iteration with the prompts that can start."""
@@ -177,7 +168,7 @@ class PrefillInstance:
     def _most_blocks(self, job: PrefillJob, free_s: Sequence[float]) -> int:
         """The most blocks to reuse: what is on SSD is computed again where that is faster (FAST'25 Eq. 2)."""
         request, blocks = job.request, job.most_blocks
-        in_dram = self._pool.before_ssd(self.name, request)
+        in_dram = self._pool.before_ssd(self.name, request) if self._pool.has_ssd else None
         if in_dram is None or in_dram >= blocks:
             return blocks
         held = min(self._pool.matched(self.name, request), blocks)
@@ -238,19 +229,11 @@ def _part(request: Request, blocks: int, ssd_blocks: int = 0) -> PromptPart:
     return PromptPart(request.input_tokens, reused, min(ssd_blocks * size, reused))
 
 
-@dataclass(slots=True, eq=False)
-class _DecodeRequest:
-    """A request in the batch; `cached_tokens` is its context when it joined at step `joined_step`."""
-
+@dataclass(slots=True, kw_only=True, eq=False)
+class _DecodeRequest(DecodingRequest):
     attempt: Attempt
-    cached_tokens: int
-    output_tokens: int
-    produced_tokens: int
-    """Those of the output that its client had when it joined."""
-    shows_computed: bool
-    """Whether the token that its prefill computed is shown when it joins."""
-    joined_step: int = 0
     started: bool = False
+    """Whether it was reported as in the batch."""
 
 
 class DecodeInstance:
@@ -276,12 +259,7 @@ class DecodeInstance:
         self._loop = loop
         self._model = model
         self._report = report
-        self._waiting: deque[_DecodeRequest] = deque()
-        self._members: dict[int, _DecodeRequest] = {}
-        self._max_requests = pool.max_requests or inf
-        self._finishing: list[tuple[int, int]] = []
-        self._context_tokens = 0
-        self._step = 0
+        self._decodes = SteadyDecodeOnly[_DecodeRequest](pool.device_tokens, pool.max_requests)
         self._stretch: Stretch | None = None  # that runs
         self._may_shorten = False  # whether joining would cut that stretch short
         self._waits = False  # for the next look
@@ -304,7 +282,15 @@ class DecodeInstance:
             shown_tokens: tokens that its client has.
             shows_computed: whether the token that prefill computed is shown as it joins.
         """
-        self._waiting.append(_DecodeRequest(attempt, context_tokens, output_tokens, shown_tokens, shows_computed))
+        request = _DecodeRequest(
+            request_id=attempt.request_id,
+            cached_tokens=context_tokens,
+            output_tokens=output_tokens,
+            produced_tokens=shown_tokens,
+            joining_tokens=int(shows_computed),
+            attempt=attempt,
+        )
+        self._decodes.waiting.append(request)
         self._wake()
 
     def _wake(self) -> None:
@@ -337,97 +323,53 @@ class DecodeInstance:
         if not self.up:
             self._fail_all()
             return
-        if self._waiting:
+        decodes = self._decodes
+        if decodes.waiting:
             self._admit()
-        members = self._members
-        if self._context_tokens + len(members) > self.capacity_tokens:
-            self._make_room()  # before anything is counted: the stretch is that of those who stay
-        if members:
-            decode, batch, now_s = self._model.decode, len(members), self._loop.now_s
-            pace = Steady(decode.step_s(batch, self._context_tokens), decode.step_growth_s(batch))
-            room = (self.capacity_tokens - self._context_tokens) // batch
-            steps = max(1, min(self._finishing[0][0] - self._step, room))  # until one finishes, or memory is full
-            steps = pace.steps_before(steps, self.horizon_s, now_s)
+        while (outgrown := decodes.make_room()) is not None:
+            held = f"its KVCache of {outgrown.cached_tokens} tokens cannot grow"
+            self._fail(outgrown, f"{held}: {self.name} holds {self.capacity_tokens}", retriable=False)
+            self._admit()
+        if decodes.running:
+            decode, batch, now_s = self._model.decode, len(decodes.running), self._loop.now_s
+            pace = Steady(decode.step_s(batch, decodes.context_tokens), decode.step_growth_s(batch))
+            steps = pace.steps_before(decodes.steady_steps(), self.horizon_s, now_s)
             self._stretch = Stretch(now_s, pace, steps)
-            self._may_shorten = not self._waiting
+            self._may_shorten = not decodes.waiting
             self._wait(pace.seconds(steps))
 
     def tokens_shown(self) -> dict[int, int]:
         """How many tokens each request here has received by now, those of the stretch under way included."""
         done = 0 if self._stretch is None else self._stretch.steps_ended(self._loop.now_s)
-        shown = {member.attempt.request_id: member.produced_tokens for member in self._waiting}
-        for request_id, member in self._members.items():
-            shown[request_id] = member.produced_tokens + self._step - member.joined_step + done
-        return {request_id: tokens for request_id, tokens in shown.items() if tokens}
+        return {request_id: tokens for request_id, tokens in self._decodes.produced_tokens(done).items() if tokens}
 
     def _admit(self) -> None:
-        """Let waiting requests join, first come first served, as far as their KVCache fits."""
-        while self._waiting:
-            member = self._waiting[0]
-            batch = len(self._members)
-            fits = self._context_tokens + batch + member.cached_tokens < self.capacity_tokens
-            if batch and not (fits and batch < self._max_requests):
-                return
-            self._waiting.popleft()
-            self._start(member)
+        """Let waiting requests join the batch, and report them."""
+        for request in self._decodes.admit():
+            if not request.started:
+                request.started = True
+                self._report(events.DecodeStarted(at_s=self._loop.now_s, attempt=request.attempt))
+            if request.request_id not in self._decodes.running:
+                self._report(events.RequestDone(at_s=self._loop.now_s, attempt=request.attempt))
 
     def _fail_all(self) -> None:
         """The instance is down: its KVCache is gone."""
-        members = [*self._members.values(), *self._waiting]
-        self._members.clear()
-        self._waiting.clear()
-        for member in members:
-            self._fail(member, "its decode instance failed", retriable=True)
+        for request in self._decodes.clear():
+            self._fail(request, "its decode instance failed", retriable=True)
 
-    def _fail(self, member: _DecodeRequest, reason: str, *, retriable: bool) -> None:
+    def _fail(self, request: _DecodeRequest, reason: str, *, retriable: bool) -> None:
         self._report(
             events.AttemptFailed(
-                at_s=self._loop.now_s, attempt=member.attempt, reason=reason, retriable=retriable, stage="capacity"
+                at_s=self._loop.now_s,
+                attempt=request.attempt,
+                reason=reason,
+                retriable=retriable,
+                stage="capacity",
             )
         )
 
-    def _start(self, member: _DecodeRequest) -> None:
-        if not member.started:
-            member.started = True
-            self._report(events.DecodeStarted(at_s=self._loop.now_s, attempt=member.attempt))
-            member.produced_tokens += member.shows_computed
-        remaining = member.output_tokens - member.produced_tokens
-        if remaining <= 0:
-            self._report(events.RequestDone(at_s=self._loop.now_s, attempt=member.attempt))
-            return
-        member.joined_step = self._step
-        request_id = member.attempt.request_id
-        self._members[request_id] = member
-        self._context_tokens += member.cached_tokens
-        heapq.heappush(self._finishing, (self._step + remaining, request_id))
-
-    def _make_room(self) -> None:
-        """Swap out the newest requests until one more token per request fits.
-
-        A request that is alone then has outgrown the instance, and is rejected.
-        """
-        while self._members and self._context_tokens + len(self._members) > self.capacity_tokens:
-            request_id, member = self._members.popitem()
-            done = self._step - member.joined_step
-            self._context_tokens -= member.cached_tokens + done
-            member.cached_tokens += done
-            member.produced_tokens += done
-            self._finishing = [entry for entry in self._finishing if entry[1] != request_id]
-            heapq.heapify(self._finishing)
-            if self._members:
-                self._waiting.appendleft(member)
-            else:
-                held = f"its KVCache of {member.cached_tokens} tokens cannot grow"
-                self._fail(member, f"{held}: {self.name} holds {self.capacity_tokens}", retriable=False)
-                self._admit()
-
     def _close(self, stretch: Stretch) -> None:
-        """Report the stretch and let finished members go."""
-        self._report(stretch.decoded(self.name, self._loop.now_s, tuple(self._members)))
-        self._step += stretch.steps
-        self._context_tokens += len(self._members) * stretch.steps
-        while self._finishing and self._finishing[0][0] <= self._step:
-            _, request_id = heapq.heappop(self._finishing)
-            member = self._members.pop(request_id)
-            self._context_tokens -= member.cached_tokens + self._step - member.joined_step
-            self._report(events.RequestDone(at_s=self._loop.now_s, attempt=member.attempt))
+        """Report the stretch, and the requests that are done with it."""
+        self._report(stretch.decoded(self.name, self._loop.now_s, tuple(self._decodes.running)))
+        for request in self._decodes.apply(stretch.steps):
+            self._report(events.RequestDone(at_s=self._loop.now_s, attempt=request.attempt))

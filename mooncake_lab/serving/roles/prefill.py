@@ -14,6 +14,7 @@ from typing import Final, final
 
 import torch
 
+from mooncake_lab.batching import PrefillOnly
 from mooncake_lab.cluster import POOL, events
 from mooncake_lab.core import blocks_for
 from mooncake_lab.engine import GenerationRequest, KVSpan, PrefillEngine, PrefillResult
@@ -72,7 +73,7 @@ class Prompt:
 class PrefillRole:
     """Computes prompts in order of arrival, one or a few at a time. Mutable: it owns an engine and a store.
 
-    Those that wait begin together up to `max_batch_tokens` computed tokens, and the next when these are done.
+    `PrefillOnly` says which of those that wait begin together, and the next begin when these are done.
     A prefix is loaded layer by layer while the rest is computed, from the store, another worker or the pool, and
     every layer is sent as soon as it is loaded or computed (arXiv Fig. 7). A prompt begins when the first layer of
     what comes from elsewhere is here. Until then, and while its later layers are waited for, it holds up those
@@ -90,6 +91,7 @@ class PrefillRole:
             chunk_tokens=context.spec.chunk_tokens,
             clock=time.monotonic,
         )
+        self._policy = PrefillOnly(max_batch_tokens=context.spec.max_batch_tokens)
         self._copies = HostCopies()
         self._waiting: deque[Prompt] = deque()
         self._running: dict[int, Prompt] = {}
@@ -133,21 +135,19 @@ class PrefillRole:
         self._compute()
 
     def _begin_batch(self) -> None:
-        """Begin the first prompt, and those behind it that may share its iteration."""
+        """Begin the first prompt, and those behind it that may share its iteration and its memory."""
         self._batch = []
-        now_s, spec, size = time.monotonic(), self._context.spec, self._layout.block_tokens
-        room_tokens, free_tokens = spec.max_batch_tokens, self.capacity_tokens
+        now_s, size = time.monotonic(), self._layout.block_tokens
         while self._waiting and self._waiting[0].is_ready:
             prompt = self._waiting[0]
             blocks = prompt.plan.match(read_from_ssd=prompt.order.reused_blocks)
             prompt.reused_tokens = min(blocks * size, prompt.tokens - 1)
-            new_tokens = prompt.tokens - prompt.reused_tokens
-            needed_tokens = blocks_for(prompt.tokens, size) * size
-            if self._batch and (new_tokens > room_tokens or needed_tokens > free_tokens):
+            batch_tokens = sum(one.tokens - one.reused_tokens for one in self._batch)
+            memory_blocks = sum(blocks_for(one.tokens, size) for one in (*self._batch, prompt))
+            fits = not self._batch or memory_blocks * size <= self.capacity_tokens
+            if not (fits and self._policy.joins(prompt.tokens - prompt.reused_tokens, batch_tokens)):
                 return
             self._batch.append(prompt)
-            room_tokens -= new_tokens
-            free_tokens -= needed_tokens
             self._begin(self._waiting.popleft(), now_s)
 
     def _compute(self) -> None:
