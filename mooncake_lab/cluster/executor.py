@@ -9,38 +9,38 @@ from mooncake_lab.cluster.events import Command
 class Executor(Protocol):
     """Carries out commands. What follows from a command is reported as events, which the methods name."""
 
-    def set_timer(self, command: events.SetTimer, /) -> None:
+    def set_timer(self, command: events.SetTimer) -> None:
         """Wait; then `TimerFired`."""
         ...
 
-    def prepare_decode(self, command: events.PrepareDecode, /) -> None:
+    def prepare_decode(self, command: events.PrepareDecode) -> None:
         """Let a decode worker expect the KVCache of a request; no event follows."""
         ...
 
-    def run_prefill(self, command: events.RunPrefill, /) -> None:
+    def run_prefill(self, command: events.RunPrefill) -> None:
         """Fetch the prefix, compute the prompt, move its KVCache: all events from `FetchStarted` to `KVArrived`.
 
         A coupled worker computes the prompt and decodes: all events from `ChunkDone` to `RequestDone`.
         """
         ...
 
-    def start_decode(self, command: events.StartDecode, /) -> None:
+    def start_decode(self, command: events.StartDecode) -> None:
         """Load the KVCache of a request and decode it: all events from `KVLoaded` to `RequestDone`."""
         ...
 
-    def cancel_attempt(self, command: events.CancelAttempt, /) -> None:
+    def cancel_attempt(self, command: events.CancelAttempt) -> None:
         """Let a worker stop an attempt; `PrefillDropped` follows if the prompt waits there."""
         ...
 
-    def confirm_workers(self, command: events.ConfirmWorkers, /) -> None:
+    def confirm_workers(self, command: events.ConfirmWorkers) -> None:
         """Find out of each worker whether it is up: `WorkerConfirmed` or `WorkerDown`."""
         ...
 
-    def reject(self, command: events.Reject, /) -> None:
+    def reject(self, command: events.Reject) -> None:
         """Tell the client of a request that it is not served; no event follows."""
         ...
 
-    def finish(self, command: events.Finish, /) -> None:
+    def finish(self, command: events.Finish) -> None:
         """Tell the client of a request that its answer is complete; no event follows."""
         ...
 

@@ -295,11 +295,11 @@ class ClusterRuntime(Executor):
 
     # commands
 
-    def set_timer(self, command: events.SetTimer, /) -> None:
+    def set_timer(self, command: events.SetTimer) -> None:
         """Report `TimerFired` of a request later."""
         self._timers.set(command.request_id, command.delay_s)
 
-    def prepare_decode(self, command: events.PrepareDecode, /) -> None:
+    def prepare_decode(self, command: events.PrepareDecode) -> None:
         """Tell a decode worker which request will arrive.
 
         Raises:
@@ -309,7 +309,7 @@ class ClusterRuntime(Executor):
         order = messages.DecodeOrder(job=self._job(command.attempt), prompt=prompt, params=params)
         self.supervisor.links[command.worker].send(order)
 
-    def run_prefill(self, command: events.RunPrefill, /) -> None:
+    def run_prefill(self, command: events.RunPrefill) -> None:
         """Tell a worker to compute a prompt, where its prefix is, and where its KVCache goes.
 
         Raises:
@@ -338,25 +338,25 @@ class ClusterRuntime(Executor):
             )
         )
 
-    def start_decode(self, command: events.StartDecode, /) -> None:
+    def start_decode(self, command: events.StartDecode) -> None:
         """Nothing: a worker decodes as soon as the KVCache is there, and a rejection stops it."""
 
-    def cancel_attempt(self, command: events.CancelAttempt, /) -> None:
+    def cancel_attempt(self, command: events.CancelAttempt) -> None:
         """Tell a worker to stop an attempt; one that is down has stopped."""
         link = self.supervisor.links.get(command.worker)
         if link is not None:
             link.send(messages.CancelOrder(self._job(command.attempt)))
 
-    def confirm_workers(self, command: events.ConfirmWorkers, /) -> None:
+    def confirm_workers(self, command: events.ConfirmWorkers) -> None:
         """Ask each worker to answer."""
         self.pending_calls.confirm(command.workers)
 
-    def reject(self, command: events.Reject, /) -> None:
+    def reject(self, command: events.Reject) -> None:
         """End the answer of a request with the reason."""
         assert self.estimate is not None  # noqa: S101  # the cluster is open
         self._clients.reject(command, self.now_s(), self.estimate, is_shut=self._is_shut)
 
-    def finish(self, command: events.Finish, /) -> None:
+    def finish(self, command: events.Finish) -> None:
         """End the answer of a request."""
         self._clients.finish(command)
 

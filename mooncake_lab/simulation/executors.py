@@ -47,25 +47,25 @@ class SimulatedExecutor(Executor):
         """Let an instance fail now."""
         ...
 
-    def set_timer(self, command: events.SetTimer, /) -> None:
+    def set_timer(self, command: events.SetTimer) -> None:
         """Report `TimerFired` of a request later."""
         fires = events.TimerFired(at_s=self._loop.now_s + command.delay_s, request_id=command.request_id)
         self._loop.call_later(command.delay_s, self._report, fires)
 
-    def prepare_decode(self, command: events.PrepareDecode, /) -> None:
+    def prepare_decode(self, command: events.PrepareDecode) -> None:
         """Nothing: simulated buffers need no preparation."""
 
-    def confirm_workers(self, command: events.ConfirmWorkers, /) -> None:
+    def confirm_workers(self, command: events.ConfirmWorkers) -> None:
         """Confirm each worker: a failure is reported when it happens, so that a worker that is not down is up."""
         for worker in command.workers:
             confirmed = events.WorkerConfirmed(at_s=self._loop.now_s, worker=worker)
             self._loop.call_later(0.0, self._report, confirmed)
 
-    def reject(self, command: events.Reject, /) -> None:
+    def reject(self, command: events.Reject) -> None:
         """End a request."""
         del self.requests[command.request_id]
 
-    def finish(self, command: events.Finish, /) -> None:
+    def finish(self, command: events.Finish) -> None:
         """End a request."""
         del self.requests[command.request_id]
 
@@ -170,14 +170,14 @@ class DisaggregatedExecutor(SimulatedExecutor):
             tokens = instance.capacity_tokens
             self._report(events.WorkerUp(at_s=now_s, worker=name, role="decode", capacity_tokens=tokens))
 
-    def run_prefill(self, command: events.RunPrefill, /) -> None:
+    def run_prefill(self, command: events.RunPrefill) -> None:
         """Fetch the prefix of a prompt, and queue the prompt at its instance."""
         job = PrefillJob(command.attempt, command.request, command.placement)
         self._jobs[command.request.id] = job
         self._transfer.fetch(job)
         self.prefill[command.placement.prefill].submit(job)
 
-    def start_decode(self, command: events.StartDecode, /) -> None:
+    def start_decode(self, command: events.StartDecode) -> None:
         """Load a KVCache from host memory into GPU memory."""
         job = self._jobs[command.attempt.request_id]
         self._transfer.load(command.worker, job.request.input_tokens, partial(self._loaded, job, command))
@@ -197,7 +197,7 @@ class DisaggregatedExecutor(SimulatedExecutor):
             shows_computed=command.shows_computed,
         )
 
-    def cancel_attempt(self, command: events.CancelAttempt, /) -> None:
+    def cancel_attempt(self, command: events.CancelAttempt) -> None:
         """Let an attempt that is on its way to decode go no further.
 
         No client leaves a simulated cluster: an attempt that decodes was ended by its instance.
@@ -280,7 +280,7 @@ class CoupledExecutor(SimulatedExecutor):
             )
             self._report(up)
 
-    def run_prefill(self, command: events.RunPrefill, /) -> None:
+    def run_prefill(self, command: events.RunPrefill) -> None:
         """Let an instance compute and decode a request.
 
         Raises:
@@ -296,7 +296,7 @@ class CoupledExecutor(SimulatedExecutor):
         shown_tokens = request.input_tokens - traced.request.input_tokens
         self.instances[placement.prefill].submit(command.attempt, traced, shown_tokens=shown_tokens)
 
-    def start_decode(self, command: events.StartDecode, /) -> None:
+    def start_decode(self, command: events.StartDecode) -> None:
         """Never asked: an instance decodes what it prefilled.
 
         Raises:
@@ -304,7 +304,7 @@ class CoupledExecutor(SimulatedExecutor):
         """
         raise ValueError(f"{command.worker} is coupled and decodes by itself; it cannot carry out {command}")
 
-    def cancel_attempt(self, command: events.CancelAttempt, /) -> None:
+    def cancel_attempt(self, command: events.CancelAttempt) -> None:
         """Nothing: no client leaves a simulated cluster, and an instance has ended the attempts that fail."""
 
     def fail(self, name: str) -> None:
