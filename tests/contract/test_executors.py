@@ -6,11 +6,11 @@ from typing import get_args
 import msgspec
 import pytest
 
+from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.cluster import Attempt, ClusterSpec, Executor, carry_out, events
 from mooncake_lab.serving.runtime import ClusterRuntime
 from mooncake_lab.simulation import Cluster
 from mooncake_lab.simulation.executors import CoupledExecutor, DisaggregatedExecutor
-from mooncake_lab.testbeds import paper_node_latency
 
 COMMANDS = get_args(events.Command)
 METHODS = {kind: re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower() for kind in COMMANDS}
