@@ -31,6 +31,8 @@ SCRIPTS: Final[Mapping[str, Path]] = MappingProxyType(
             ("OpenVINO", "openvino_peer"),
             ("vLLM", "vllm_peer"),
             ("vLLM eager", "vllm_eager_peer"),
+            ("AIPerf", "aiperf_traces"),
+            ("kvcache-simulator", "kvcache_simulator"),
         )
     }
 )

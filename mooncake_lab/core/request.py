@@ -34,6 +34,10 @@ class Request:
     """How urgent it is: from 0, higher is served longer when the cluster is full."""
     max_tokens: int | None = None
     """The most tokens its client allows for the answer, as in the OpenAI API; None where it states nothing."""
+    wait_for: tuple[int, ...] = ()
+    """Ids of the requests whose answers its client has before it sends this one, where the trace says so."""
+    delay_s: float | None = None
+    """Seconds that its client lets pass after these answers, or after that of its session's turn before."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.arrival_s) and self.arrival_s >= 0):

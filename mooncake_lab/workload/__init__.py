@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 from mooncake_lab.core.process import lazy_names
-from mooncake_lab.workload.reader import TraceError, read_trace, write_trace
+from mooncake_lab.workload.formats import FORMATS
+from mooncake_lab.workload.reader import TraceError, read_trace
 from mooncake_lab.workload.releases import (
     DATA_VARIABLE,
     RELEASES,
@@ -18,6 +19,7 @@ from mooncake_lab.workload.releases import (
     search_folders,
 )
 from mooncake_lab.workload.trace import Trace, in_class
+from mooncake_lab.workload.writer import write_trace
 
 if TYPE_CHECKING:
     from mooncake_lab.workload.trace_statistics import (
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DATA_VARIABLE",
+    "FORMATS",
     "RELEASES",
     "WORKLOADS",
     "Release",

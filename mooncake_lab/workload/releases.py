@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from mooncake_lab.workload.reader import read_trace
+from mooncake_lab.workload.reader import TraceError, read_trace
 from mooncake_lab.workload.trace import Trace
 
 UPSTREAM: Final = "https://raw.githubusercontent.com/kvcache-ai/Mooncake"
@@ -234,13 +234,16 @@ def load_or_read(name: str, *, seed: int = 0, block_size_tokens: int | None = No
         block_size_tokens: tokens per block of a file that does not say so.
 
     Raises:
-        ValueError: when it is neither, or the file is not a trace.
+        ValueError: when it is neither, the file is not a trace, or it has no block ids.
         OSError: when the file cannot be read.
     """
     check_workload(name)
     if name in RELEASES:
         return load(name, seed=seed)
-    return read_trace(Path(name), block_size_tokens=block_size_tokens)
+    trace = read_trace(Path(name), block_size_tokens=block_size_tokens)
+    if trace.ids == "none":
+        raise TraceError(f"{name} has no block ids, so nothing can be said of caches and placement by them")
+    return trace
 
 
 def check_workload(name: str) -> None:

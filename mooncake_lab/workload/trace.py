@@ -1,9 +1,10 @@
 """A trace: what arrived when, how long it was, and which KVCache blocks it shares."""
 
+import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from mooncake_lab.core import Request, TracedRequest, keyed_uniform
 
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
 Origin: TypeAlias = Literal["released", "twin", "file", "generated"]
 """Where a trace comes from: the authors' published file, our stand-in for it, any other file, or a recipe."""
+
+
+IdOrigin: TypeAlias = Literal["recorded", "minted", "hashed", "none"]
+"""Where block ids come from: the file; the lengths of shared prefixes in the file, so that prompts share only with
+their own session; the tokens of a text; or nowhere, so that nothing is known of what prompts share."""
 
 
 Value = TypeVar("Value")
@@ -53,6 +59,10 @@ class _Column(Generic[Value]):
         vars(trace)[self.name] = column
 
 
+_PER_REQUEST: Final = ("sessions", "wait_for", "delay_s", "max_tokens")
+"""Optional fields with one entry for each request."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trace:
     """A trace of n requests as columns, in order of arrival (FAST'25 Appendix A, arXiv §4).
@@ -82,6 +92,12 @@ class Trace:
     """Shape (n + 1,): request i owns `block_ids[block_starts[i]:block_starts[i + 1]]`."""
     sessions: tuple[str | None, ...] | None = None
     """The conversation of each request, where the file says so."""
+    wait_for: tuple[tuple[int, ...], ...] | None = None
+    """For each request, those whose answers its client has before it sends this one, where the file says so."""
+    delay_s: "_Column[Floats | None]" = _Column(None)
+    """Shape (n,), seconds from these answers, or from that of the turn before, to the arrival; NaN: not stated."""
+    ids: IdOrigin = "recorded"
+    """Where `block_ids` come from; with "none" each block has an id of its own, and no hit rate follows."""
     max_tokens: "_Column[Integers | None]" = _Column(None)
     """Shape (n,), the most tokens a client allows for its answer, 0 where it states nothing; None: none does."""
     skipped: int = 0
@@ -90,6 +106,8 @@ class Trace:
     """Why, for the first few of them."""
     renamed_blocks: int = 0
     """Blocks whose id stood for another block earlier in the file; each is counted as a block of its own."""
+    format: str = "mooncake"
+    """Of the file that it was read from."""
     source: str
     """One line for the footer of a figure: which trace this is and how it came about."""
 
@@ -107,7 +125,7 @@ class Trace:
                 f"trace {self.name!r} has {blocks} block ids, but its block starts run from {first} to {last};"
                 " they must run from 0 to the number of ids"
             )
-        for name in ("sessions", "max_tokens"):
+        for name in _PER_REQUEST:
             if column[name] is not None and len(column[name]) != n:
                 raise ValueError(f"trace {self.name!r} has {n} requests and {len(column[name])} {name}; one each")
 
@@ -136,9 +154,13 @@ class Trace:
             column["output_tokens"].tolist(),
             self.sessions or [None] * len(self),
             [None] * len(self) if column["max_tokens"] is None else column["max_tokens"].tolist(),
+            self.wait_for or [()] * len(self),
+            [math.nan] * len(self) if column["delay_s"] is None else column["delay_s"].tolist(),
             strict=True,
         )
-        for i, (arrival_s, input_tokens, output_tokens, session, max_tokens) in enumerate(columns):
+        for i, (arrival_s, input_tokens, output_tokens, session, max_tokens, wait_for, delay_s) in enumerate(
+            columns
+        ):
             request = Request(
                 id=i,
                 arrival_s=arrival_s,
@@ -147,6 +169,8 @@ class Trace:
                 block_size_tokens=self.block_size_tokens,
                 session=session,
                 max_tokens=max_tokens or None,
+                wait_for=wait_for,
+                delay_s=None if math.isnan(delay_s) else delay_s,
             )
             yield TracedRequest(request, output_tokens)
 
@@ -171,7 +195,7 @@ class Trace:
             raise ValueError(f"cannot take the first {n} requests of trace {self.name!r}; at least 0 is needed")
         if n >= len(self):
             return self
-        names = ("arrival_s", "input_tokens", "output_tokens", "sessions", "max_tokens")
+        names = ("arrival_s", "input_tokens", "output_tokens", *_PER_REQUEST)
         column = vars(self)
         return self.replaced(
             **{name: None if column[name] is None else column[name][:n] for name in names},

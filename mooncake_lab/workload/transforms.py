@@ -143,8 +143,22 @@ def scaled_down(trace: Trace, divisor: int, *, most_tokens: int | None = None) -
         sessions=None
         if trace.sessions is None
         else tuple(s for s, k in zip(trace.sessions, keep, strict=True) if k),
+        wait_for=_kept_waits(trace, keep),
+        delay_s=None if trace.delay_s is None else trace.delay_s[keep],
         max_tokens=None if trace.max_tokens is None else -(-trace.max_tokens[keep] // divisor),
         source=f"{trace.source}, lengths divided by {divisor}",
+    )
+
+
+def _kept_waits(trace: Trace, keep: npt.NDArray[np.bool_]) -> tuple[tuple[int, ...], ...] | None:
+    """What the kept requests wait for, by their new numbers; nobody waits for a request that is left out."""
+    if trace.wait_for is None:
+        return None
+    number = np.cumsum(keep) - 1
+    return tuple(
+        tuple(int(number[i]) for i in waits if keep[i])
+        for waits, kept in zip(trace.wait_for, keep, strict=True)
+        if kept
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncake_lab.workload import Trace, TraceError, read_trace, write_trace
-from mooncake_lab.workload.reader import Line
+from mooncake_lab.workload.formats.mooncake import Line
 
 COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "block_ids", "block_starts")
 IDS = st.integers(0, 2**64 - 1)

@@ -246,7 +246,7 @@ FOREIGN = {
     "LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "Git LFS pointer"),
     "array": (json.dumps([GOOD, GOOD], indent=1).encode(), "holds a JSON array"),
     "array in a line": (json.dumps([GOOD]).encode() + b"\n", "holds a JSON array"),
-    "Zstandard": (b"\x28\xb5\x2f\xfd\x00", "compressed with Zstandard"),
+    "xz": (b"\xfd7zXZ\x00", "is compressed with xz; allowed are plain text, gzip and Zstandard"),
     "Parquet": (b"PAR1\x15", "is a Parquet file"),
     "zip": (b"PK\x03\x04\x14", "is a zip archive"),
     "CSV": (b"timestamp,input_length,output_length,hash_ids\n0,600,3,0 1\n", "a table with columns, such as CSV"),
