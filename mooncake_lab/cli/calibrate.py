@@ -11,7 +11,17 @@ import typer
 
 from mooncake_lab.calibrate.observations import CalibrationError, Reply
 from mooncake_lab.calibrate.settings import SCHEDULERS
-from mooncake_lab.cli.options import BlockSize, Json, Lenient, at_least, fail, file_to_write, one_of, read_or_fail
+from mooncake_lab.cli.options import (
+    BlockSize,
+    Format,
+    Json,
+    Lenient,
+    at_least,
+    fail,
+    file_to_write,
+    one_of,
+    read_or_fail,
+)
 from mooncake_lab.workload import Trace
 
 _DEFAULT_TRACE = "conversation"
@@ -71,6 +81,7 @@ def calibrate(
     timeout: Annotated[float, at_least(0.1, "How long the server may be silent (s).", most=86_400)] = 60.0,
     seed: Annotated[int, at_least(0, "Seed of arrivals and intervals.")] = 0,
     html: Annotated[Path | None, file_to_write("Write a page with the scatter here.")] = None,
+    trace_format: Format = None,
     trace_block_size: BlockSize = None,
     lenient: Lenient = False,
     json_: Json = False,
@@ -92,7 +103,7 @@ def calibrate(
         "max_num_batched_tokens": max_num_batched_tokens,
     }
     given |= {"kv_tokens": kv_tokens, "block_size": block_size, "max_model_len": max_model_len}
-    source = _trace(trace, seed, lenient=lenient, block_size_tokens=trace_block_size)
+    source = _trace(trace, seed, lenient=lenient, block_size_tokens=trace_block_size, format_=trace_format)
     plan = StudyPlan(
         shares=rates, repetitions=repetitions, most_lanes=max_concurrency, seed=seed, salt=secrets.randbits(32)
     )
@@ -116,9 +127,13 @@ def calibrate(
         fail("calibrate", f"{seen.ended_by}; what was observed until then is above")
 
 
-def _trace(path: Path | None, seed: int, *, lenient: bool, block_size_tokens: int | None) -> Trace:
+def _trace(
+    path: Path | None, seed: int, *, lenient: bool, block_size_tokens: int | None, format_: str | None
+) -> Trace:
     if path is not None:
-        return read_or_fail("calibrate", path, lenient=lenient, block_size_tokens=block_size_tokens)
+        return read_or_fail(
+            "calibrate", path, lenient=lenient, block_size_tokens=block_size_tokens, format=format_
+        )
     from mooncake_lab.workload import load
 
     return load(_DEFAULT_TRACE, seed=seed)

@@ -29,6 +29,7 @@ from mooncake_lab.cli.options import (
     DecodeSeconds,
     Device,
     DType,
+    Format,
     Json,
     Lenient,
     LiveSeed,
@@ -47,6 +48,7 @@ from mooncake_lab.cli.options import (
     read_or_fail,
     refuse_same_file,
     refuse_typed,
+    without_hit_rate,
 )
 from mooncake_lab.cli.run_log import RunLog as _RunLog
 from mooncake_lab.cluster import ClusterSpec, CoupledPool, DecodePool, PrefillPool
@@ -361,6 +363,7 @@ def replay(
     threads: Threads = 1,
     seed: LiveSeed = 0,
     log: Annotated[Path | None, file_to_write("Write the run log here, as JSON lines.")] = None,
+    format_: Format = None,
     block_size: BlockSize = None,
     lenient: Lenient = False,
     json_: Json = False,
@@ -374,7 +377,7 @@ def replay(
     """
     options = locals()
     refuse_same_file(trace, log=log)
-    read = read_or_fail("replay", trace, lenient=lenient, block_size_tokens=block_size)
+    read = read_or_fail("replay", trace, lenient=lenient, block_size_tokens=block_size, format=format_)
     with _failing("replay", RuntimeError):
         from mooncake_lab.engine import check_model  # takes seconds to import
 
@@ -383,6 +386,7 @@ def replay(
         spec, live = live_spec(context, options, block_size_tokens=scaled.block_size_tokens, spares=0)
         show_start()
         numbers = _replayed(scaled, spec, live, SLO(ttft_s=ttft_slo, tbt_s=tbt_slo), log)
+    numbers = without_hit_rate(numbers, read)
     print_numbers({"file": str(trace), "divided_by": divide, "speed": speed, **numbers}, json_=json_)
 
 

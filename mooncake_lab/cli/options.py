@@ -11,7 +11,7 @@ import typer
 
 from mooncake_lab.batching import BATCHING_POLICIES
 from mooncake_lab.conductor import ADMISSION_POLICIES, PLACEMENT_POLICIES
-from mooncake_lab.workload import Trace, read_trace
+from mooncake_lab.workload import FORMATS, Trace, read_trace
 
 
 def one_of(names: Iterable[str]) -> Callable[[str], str]:
@@ -64,11 +64,27 @@ LARGEST: Final = 2**53
 BATCHING_NAMES: Final = tuple(name for name in BATCHING_POLICIES if name not in {"prefill_only", "decode_only"})
 """Policies that do both prefill and decode."""
 
-TraceFile = Annotated[Path, typer.Argument(help="A trace, plain or gzipped.", exists=True, dir_okay=False)]
+TraceFile = Annotated[
+    Path,
+    typer.Argument(
+        help="A trace of any format of --format, plain, gzipped or with Zstandard.", exists=True, dir_okay=False
+    ),
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        parser=one_of(FORMATS),
+        metavar="NAME",
+        help=f"Format of the trace, by default what its beginning says. Allowed are {', '.join(FORMATS)}.",
+    ),
+]
 Lenient = Annotated[bool, typer.Option("--lenient", help="Skip bad lines and report how many.")]
 BlockSize = Annotated[
     int | None,
-    at_least(1, "Tokens per block of a trace that does not say so (its field trace_block_size); 512 by default."),
+    at_least(
+        1, "Tokens per block of a trace that does not say so; by default those of its format, 512 for Mooncake's."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Model = Annotated[str, typer.Option(metavar="DIR|random:SHAPE", help="A Hugging Face Llama, or a random one.")]
@@ -163,14 +179,24 @@ def refuse_typed(context: typer.Context, names: Iterable[str], why: str) -> None
     bad_usage_if((bool(typed), f"leave out {options}: {why}"))
 
 
-def read_or_fail(command: str, file: Path, *, lenient: bool, block_size_tokens: int | None = None) -> Trace:
+def read_or_fail(
+    command: str, file: Path, *, lenient: bool, block_size_tokens: int | None = None, **options: Any
+) -> Trace:
     """Read a trace for a command; skipped lines and contradicting block ids are reported on stderr.
+
+    Args:
+        command: its words.
+        file: of the trace.
+        lenient: see `read_trace`, as for the following.
+        block_size_tokens: of a file that does not say so.
+        options: more of `read_trace`; what is None is left to the format.
 
     Raises:
         typer.Exit: with code 1, after the reason went to stderr, when the file cannot be used.
     """
-    with failing(command):
-        trace = read_trace(file, lenient=lenient, block_size_tokens=block_size_tokens)
+    given = {name: value for name, value in options.items() if value is not None}
+    with failing(command), _reading(file) as progress:
+        trace = read_trace(file, lenient=lenient, block_size_tokens=block_size_tokens, progress=progress, **given)
     if trace.skipped:
         typer.echo(f"bad lines skipped: {trace.skipped}; the first of them:", err=True)
         for reason in trace.skipped_reasons:
@@ -181,7 +207,40 @@ def read_or_fail(command: str, file: Path, *, lenient: bool, block_size_tokens: 
             " all before it, so each counts as a block of its own",
             err=True,
         )
+    if trace.ids == "none":
+        typer.echo(f"{file} has no block ids: {NO_HIT_RATE}", err=True)
+    elif trace.ids == "minted":
+        typer.echo(
+            f"{file} has no block ids, but how much of each prompt was cached; ids are made from this, which"
+            " requests share only with their own session",
+            err=True,
+        )
     return trace
+
+
+NO_HIT_RATE: Final = "what its prompts share is unknown, so no hit rate follows"
+"""Said of a trace without ids."""
+_LARGE_BYTES: Final = 1 << 25
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Generator[Callable[[int, int], None] | None]:
+    """A progress bar on a terminal's stderr while a large file is read."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    if not console.is_terminal or file.stat().st_size < _LARGE_BYTES:
+        yield None
+        return
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task(f"reading {file.name}", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total or None)
+
+
+def without_hit_rate(numbers: dict[str, Any], trace: Trace) -> dict[str, Any]:
+    """The numbers of a run, without a hit rate where the trace does not say what prompts share."""
+    return numbers if trace.ids != "none" else {**numbers, "token_hit_rate": None}
 
 
 def print_numbers(numbers: dict[str, Any], *, json_: bool) -> None:

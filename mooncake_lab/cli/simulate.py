@@ -15,6 +15,7 @@ from mooncake_lab.cli.options import (
     TTFT,
     Admission,
     BlockSize,
+    Format,
     Json,
     Lenient,
     Placement,
@@ -28,6 +29,7 @@ from mooncake_lab.cli.options import (
     print_numbers,
     read_or_fail,
     refuse_same_file,
+    without_hit_rate,
 )
 from mooncake_lab.cluster import COUPLED_SYSTEMS, ClusterSpec
 from mooncake_lab.conductor import (
@@ -144,6 +146,7 @@ def simulate(
     ] = None,
     log: Annotated[Path | None, file_to_write("Write the run log here, as JSON lines, while it runs.")] = None,
     perfetto: Annotated[Path | None, file_to_write("Write a timeline here, for ui.perfetto.dev.")] = None,
+    format_: Format = None,
     block_size: BlockSize = None,
     lenient: Lenient = False,
     json_: Json = False,
@@ -164,7 +167,7 @@ def simulate(
     started = time.perf_counter(), time.process_time()
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
     latency, on_device = _node(node, model, ssd_gb_per_s, testbed)
-    requests = read_or_fail("simulate", trace, lenient=lenient, block_size_tokens=block_size)
+    requests = read_or_fail("simulate", trace, lenient=lenient, block_size_tokens=block_size, format=format_)
     requests = requests if num_prompts is None else requests.head(num_prompts)
     full_tokens = cache_tokens or on_device if coupled else on_device
     default = FewestRequests() if coupled else KVCacheCentric()
@@ -196,7 +199,7 @@ def simulate(
     asked = {name: context.params[name] for name in names} | {"testbed": testbed or "fast", "seed": seed or 0}
     told = {each.name: _plain(getattr(held, each.name)) for held in (spec, options) for each in fields(held)}
     of_run: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, "settings": asked | told}
-    print_numbers(of_run | summary.numbers() | _spent(*started), json_=json_)
+    print_numbers(of_run | without_hit_rate(summary.numbers(), requests) | _spent(*started), json_=json_)
 
 
 def _check(said: dict[str, Any]) -> None:

@@ -13,11 +13,14 @@ from mooncake_lab.book.chapters.store.replay import replay
 from mooncake_lab.cli import group
 from mooncake_lab.cli.options import (
     LARGEST,
+    NO_HIT_RATE,
     BlockSize,
+    Format,
     Json,
     Lenient,
     TraceFile,
     at_least,
+    fail,
     failing,
     one_of,
     read_or_fail,
@@ -52,6 +55,7 @@ def cache(
     unit: Annotated[
         Literal["blocks", "tokens"], typer.Option(help="Unit of the capacity; tokens are rounded down to blocks.")
     ] = "blocks",
+    format_: Format = None,
     block_size: BlockSize = None,
     lenient: Lenient = False,
     json_: Json = False,
@@ -64,7 +68,9 @@ def cache(
 
     Example: mooncake-lab cache data/traces/conversation_trace.jsonl --policy lru --capacity 10000 --json
     """
-    trace = read_or_fail("cache", file, lenient=lenient, block_size_tokens=block_size)
+    trace = read_or_fail("cache", file, lenient=lenient, block_size_tokens=block_size, format=format_)
+    if trace.ids == "none":
+        fail("cache", f"{file} has no block ids: {NO_HIT_RATE}")
     block_size = trace.block_size_tokens if unit == "tokens" else 1
     blocks = None if math.isinf(capacity) else int(capacity) // block_size
     found = replay([trace.blocks_of(i) for i in range(len(trace))], policy, blocks)

@@ -4,6 +4,7 @@ Counts of shared blocks assume a cache that never evicts, so they bound what any
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -117,6 +118,13 @@ class TraceStatistics:
     """Time from a use of a block to its next; None when nothing is used twice."""
     p50_reuse_gap_s: float | None
     p90_reuse_gap_s: float | None
+
+
+OF_IDS: Final = (
+    "unique_blocks", "ideal_block_hit_rate", "ideal_token_hit_rate", "mean_uses_per_block", "single_use_share",
+    "max_uses", "mean_reuse_gap_s", "p50_reuse_gap_s", "p90_reuse_gap_s",
+)  # fmt: skip
+"""What follows from block ids, and from nothing where a trace has none (`Trace.ids`)."""
 
 
 def statistics(trace: Trace) -> TraceStatistics:

@@ -138,7 +138,7 @@ class Simulator:
         with rare_collections():
             Cluster(spec, node.latency, log=log).run(requests)
         result = Result(
-            numbers=summary.numbers(),
+            numbers=summary.numbers() | ({"token_hit_rate": None} if self._traces[trace].ids == "none" else {}),
             ttft_s=summary.ttfts_s(),
             nodes=chosen.nodes,
             gpus=chosen.nodes * node.gpus,

@@ -180,6 +180,15 @@ def test_what_no_request_decides_is_null(simulator, tmp_path):
     assert re.search(r'percent = \(share\) => \(share === null \? "–"', script)
 
 
+def test_a_trace_without_ids_has_no_hit_rate(simulator, tmp_path):
+    """The page reads the formats of others, and gives no hit rate where the trace has no block ids."""
+    path = tmp_path / "lengths.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2024-05-11 07:00:00,1800,60\n" * 3)
+    assert simulator.read("lengths", str(path)) == 3
+    numbers = json.loads(simulator.run("lengths", json.dumps({"node": "a800-node"})))["numbers"]
+    assert (numbers["finished"], numbers["token_hit_rate"]) == (3, None)
+
+
 def test_the_best_split_depends_on_the_limit(simulator, tmp_path):
     """What the page asks its readers to find: a tighter limit of TBT needs a second decode node."""
     write_trace(tmp_path / "hour.jsonl", make_twin("conversation", seed=0, requests=TWIN_REQUESTS))
