@@ -34,7 +34,7 @@ _Length = Annotated[int, Meta(ge=1, le=LARGEST_LENGTH)]
 _Time = Annotated[float, Meta(ge=0)]
 
 
-class TextPart(msgspec.Struct):
+class ContentPart(msgspec.Struct):
     """A part of a message."""
 
     type: str
@@ -47,7 +47,7 @@ class TextMessage(msgspec.Struct):
     sender: str | None = msgspec.field(name="from", default=None)
     value: str | None = None
     role: str | None = None
-    content: str | list[TextPart] | None = None
+    content: str | list[ContentPart] | None = None
 
 
 class TextPrompt(msgspec.Struct, kw_only=True):
@@ -152,7 +152,9 @@ class TextReader:
             answer = self._answer_tokens(turn, f"turns[{place}].output_length")
             if turn.timestamp is not None and turn.timestamp < at:
                 raise LineError(
-                    f"turns[{place}].timestamp", f"{turn.timestamp:.15g}", f"at least {at:.15g}, that of an earlier turn"
+                    f"turns[{place}].timestamp",
+                    f"{turn.timestamp:.15g}",
+                    f"at least {at:.15g}, that of an earlier turn",
                 )
             at = at + (turn.delay or 0.0) if turn.timestamp is None else turn.timestamp
             rows.append(self._turn(tokens, answer, session, rows, at, turn.delay))
