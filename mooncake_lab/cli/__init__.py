@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from mooncake_lab import __version__
 
 COMMANDS: Final = {
-    "trace": ("trace:app", "Inspect traces, fetch the released ones, and generate new ones."),
+    "trace": ("trace:app", "Describe and convert traces, fetch the released ones, and generate new ones."),
     "cache": ("store:cache", "Replay a trace through one cache and print its hit rate."),
     "simulate": (
         "simulate:simulate",

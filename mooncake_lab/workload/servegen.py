@@ -126,7 +126,7 @@ def _windows(path: Path) -> list[_Window]:
             except ValueError:
                 numbers = (math.nan,) * 3
                 family = "?"
-            good = family in {"Gamma", "Weibull"} and min(numbers[1:]) > 0 and math.isfinite(sum(numbers))
+            good = family in {"Gamma", "Weibull"} and min(numbers[1:]) > 0 and all(map(math.isfinite, numbers))
             if not (good or (family == "" and math.isfinite(numbers[0]))):
                 raise TraceError(
                     f"{path}:{number}: the row is {','.join(row)[:80]!r}; allowed is a start (s), a rate, a"
