@@ -48,7 +48,9 @@ def hit_rates(trace: Trace, capacity_blocks: int) -> dict[str, float]:
 
 def gap_rows(names: Sequence[str] = TRACES, capacities: Sequence[int] | None = None) -> Iterator[dict[str, Any]]:
     """A row for each trace and capacity: `trace`, `capacity_blocks`, and the hit rate of each policy."""
-    recorded = msgspec.json.decode((data_dir() / "measured" / "kvcache_simulator.json").read_bytes())["traces"]
+    recorded = msgspec.json.decode((data_dir().parent / "measured" / "kvcache_simulator.json").read_bytes())[
+        "traces"
+    ]
     for name in names:
         trace = load(name)
         for capacity in capacities or [int(each) for each in recorded[name]["hits"]["lru"]]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.chapters.store.gap import hit_rates, second_half_tokens
+from mooncake_lab.chapters.store.gap import gap_rows, hit_rates, second_half_tokens
 from mooncake_lab.chapters.store.leaves import replay_leaves
 from mooncake_lab.chapters.store.replay import replay
 from mooncake_lab.store import EVICTION_POLICIES
@@ -138,6 +138,15 @@ def test_three_capacities_equal_those_of_mooncakes_simulator(name):
     """Under its rules FIFO, LRU and the optimum hit as many tokens, to the last one."""
     sizes = list(RECORD[name]["hits"]["lru"])
     check(name, [sizes[0], sizes[7], "6553"])
+
+
+@pytest.mark.traces("synthetic")
+def test_the_table_of_the_gap_has_these_numbers():
+    """Its rates at a capacity are the recorded hit tokens over all prompt tokens of the second half."""
+    told = RECORD["synthetic"]
+    (row,) = gap_rows(["synthetic"], [6553])
+    for name, policy in (("lru on prefixes", "lru"), ("optimum on prefixes", "optimal"), ("fifo", "fifo")):
+        assert row[name] == told["hits"][policy]["6553"] / told["measured_tokens"]
 
 
 @pytest.mark.slow
