@@ -106,7 +106,7 @@ def describe_command(
     told = describe(trace)
     numbers = {name: value for name, value in asdict(told).items() if name not in _ONLY_DRAWN}
     if plot is not None or html is not None:
-        from mooncake_lab.figures.described import described_page, described_svg
+        from mooncake_lab.book.figures.described import described_page, described_svg
 
         with failing("trace describe"):
             svg = described_svg(told, trace.source)

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from mooncake_lab.figures import style
-from mooncake_lab.figures.colours import COLOURS
+from mooncake_lab.book.figures import style
+from mooncake_lab.book.figures.colours import COLOURS
 from mooncake_lab.workload.description import TraceDescription
 
 _MOST_POINTS = 400

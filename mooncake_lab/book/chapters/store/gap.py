@@ -1,6 +1,6 @@
 """How much of the gap between LRU and the optimum each eviction policy closes; prints a table of hit rates.
 
-Run: python -m mooncake_lab.chapters.store.gap
+Run: python -m mooncake_lab.book.chapters.store.gap
 
 Token hit rates of the second half of a released trace, whose first half fills the cache. `lru on prefixes` and
 `optimum on prefixes` hold whole prefixes only (`leaves`); the others are those of `replay`, in which a block
@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.chapters.store.leaves import replay_leaves
-from mooncake_lab.chapters.store.replay import replay
-from mooncake_lab.paper.facts import data_dir
+from mooncake_lab.book.chapters.store.leaves import replay_leaves
+from mooncake_lab.book.chapters.store.replay import replay
+from mooncake_lab.book.paper.facts import data_dir
 from mooncake_lab.store import EVICTION_POLICIES
 from mooncake_lab.workload import Trace, load
 
