@@ -33,6 +33,7 @@ def test_every_option_of_a_cluster_reaches_its_spec():
         "shutdown_timeout",
         "log",
         "json_",
+        "format_",
         "trace",
         "num_prompts",
         "speed",

@@ -18,6 +18,8 @@ WHOLE_NAME = re.compile(r"(^|_)(tokens|blocks|bytes|nbytes|requests|counts?|step
 WHOLE_CALLS = {"len", "int", "bool", "isinstance", "is_alive", "__contains__", "isdisjoint", "padded"}
 HOLDS_THE_SAME = {"list", "tuple", "sorted", "filter", "map"}
 WHOLE = {
+    "serving/roles/prefill.py": {"blocks_for(one.tokens, size)"},
+    "store/tiered_store.py": {"tier.counters.damaged"},
     "book/rendering/expressions.py": {"sum"},
     "book/rendering/chapters.py": {"_lines(cell)"},
     "batching/instance.py": {

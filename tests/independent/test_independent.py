@@ -43,7 +43,7 @@ def imports_of(path):
 def test_it_shares_only_readers_with_the_package(path):
     """The scripts import the reader of traces and the printed numbers from the package, and nothing else."""
     allowed = {
-        ("mooncake_lab", "paper"),
+        ("mooncake_lab.book", "paper"),
         ("mooncake_lab.workload", "find_trace"),
         ("mooncake_lab.workload", "read_trace"),
     }

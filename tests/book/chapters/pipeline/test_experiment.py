@@ -253,7 +253,7 @@ def test_a_ratio_of_capacities_names_both_sides():
         | dict(zip(("vllm", "orca", "sarathi"), each, strict=True))
         for (name, limit), each in rates.items()
     ]
-    found = {row.claim: row.ours for row in stalls._searched(pd.DataFrame(rows))}
+    found = {row.claim: row.ours for row in stalls.capacity_ratios(pd.DataFrame(rows))}
     assert found == {
         "S21": 2.0, "S22": 6.0, "S23": 3.0, "S50": 3.0, "S51": 1.25, "S49": 6.0, "S47": 4.0, "S48": 2.0
     }  # fmt: skip
