@@ -148,10 +148,10 @@ class TieredStore:
         with self._lock:
             return self._stack.match_prefix(keys)
 
-    @call
     def tier_of(self, key: bytes) -> str | None:
         """The name of the first tier that holds the block, `None` where none does; changes nothing."""
         with self._lock:
+            self.calls.check_open()
             tier = self._stack.tier_of(key)
         return None if tier is None else tier.spec.name
 
