@@ -18,8 +18,8 @@ import libcachesim
 import numpy as np
 import typer
 
-from mooncake_lab.book.chapters.store.replay import replay
 from mooncake_lab.store.eviction import EVICTION_POLICIES, S3FIFO
+from mooncake_lab.store.replay import replay
 from mooncake_lab.workload import load
 
 THEIRS = {

@@ -5,10 +5,10 @@ import os
 import re
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+from bare_site import link_distributions
 
 ROOT = Path(__file__).parents[1]
 THERE = (
@@ -40,31 +40,11 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
-def with_requirements(names):
-    """Installed distributions by name, and what they need without extras."""
-    found, wanted = {}, list(names)
-    while wanted:
-        name = re.sub(r"[-_.]+", "-", wanted.pop()).lower()
-        if name in found:
-            continue
-        try:
-            found[name] = distribution(name)
-        except PackageNotFoundError:  # needed on other systems only, or brought by the machine
-            continue
-        needed = [line for line in found[name].requires or () if "extra ==" not in line]
-        wanted += [re.match(r"[\w.-]+", line)[0] for line in needed]
-    return found
-
-
 @pytest.fixture(scope="module")
 def bare_site(tmp_path_factory):
     """A folder of what such a machine has, as links, and a stub of Triton."""
     site = tmp_path_factory.mktemp("site")
-    for each in with_requirements(THERE + BROUGHT).values():
-        for top in {file.parts[0] for file in each.files or ()} - {"..", "__pycache__"}:
-            link = site / top
-            if not link.exists():
-                link.symlink_to(each.locate_file(top))
+    link_distributions(site, THERE + BROUGHT)
     if not (site / "triton").exists():
         (site / "triton").mkdir()
         (site / "triton" / "__init__.py").write_text(STUB)

@@ -11,11 +11,17 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.markers import Marker
+from packaging.requirements import Requirement
+
+from mooncake_lab.core.extras import EXTRAS as MODULES
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, BUILD = PYPROJECT["project"], PYPROJECT["build-system"]
 EXTRAS = PROJECT["optional-dependencies"]
-DIRECT = [*PROJECT["dependencies"], *(pin for extra in EXTRAS.values() for pin in extra)]
+DIRECT = [
+    Requirement(line) for lines in (PROJECT["dependencies"], *EXTRAS.values(), BUILD["requires"]) for line in lines
+]
 LOCKED = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
 LOCK = [line.split(" ; ")[0] for line in LOCKED]
 CONDITIONAL = {line.split(" ; ")[0]: Marker(line.split(" ; ")[1]).evaluate() for line in LOCKED if " ; " in line}
@@ -28,11 +34,35 @@ def python_of_conda() -> str:
     return pin.removeprefix("python=")
 
 
-def test_direct_pins_are_exact_and_locked():
-    """Every requirement in pyproject.toml is one version, and the lock has that version."""
-    for pin in DIRECT:
-        assert re.fullmatch(r"[a-z0-9-]+==[^,;\s]+", pin.split(" ; ")[0]), pin
-        assert pin.replace("'", '"') in LOCKED, pin
+def test_the_lock_is_within_the_ranges():
+    """Every requirement in pyproject.toml has a lower bound and no pin, and its locked version satisfies it."""
+    locked = dict(line.split("==") for line in LOCK)
+    markers = {line.split("==")[0]: line.partition(" ; ")[2] for line in LOCKED}
+    for requirement in DIRECT:
+        if requirement.name == PROJECT["name"]:
+            assert requirement.extras <= set(EXTRAS)
+            continue
+        operators = [each.operator for each in requirement.specifier]
+        assert operators in ([">="], [">=", "<"], ["<", ">="]), requirement
+        assert requirement.specifier.contains(locked[requirement.name]), requirement
+        assert str(requirement.marker or "") == markers[requirement.name]
+
+
+def test_upper_bounds_have_a_reason():
+    """Each upper bound in pyproject.toml, but Python's, has a comment beside it."""
+    lines = (ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines()
+    bounded = [line for line in lines if re.search(r'"[a-z0-9-]+[>=.\w]*,<', line)]
+    assert bounded
+    assert [line for line in bounded if " # " not in line] == []
+
+
+def test_the_extras_bring_the_modules_they_say():
+    """What `mooncake_lab.core.extras` says of each extra is what pyproject.toml asks for in it."""
+    of_module = importlib.metadata.packages_distributions()
+    for extra, modules in MODULES.items():
+        asked = {requirement.name for requirement in map(Requirement, EXTRAS[extra])}
+        distributions = {of_module[module][0].lower().replace("_", "-") for module in modules}
+        assert distributions <= asked, extra
 
 
 def test_lock_is_sorted_exact_and_for_every_platform():

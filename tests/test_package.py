@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NEEDED = ("LICENSE", "MANIFEST.in", "README.md", "data", "mooncake_lab", "pyproject.toml", "setup.py")
+NEEDED = ("LICENSE", "README.md", "data", "mooncake_lab", "pyproject.toml")
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,15 @@ prompts one at a time, crowds that decode together, prompts among them, prompts 
 fitted to them. Then clients send requests of a trace at several rates, which the simulator predicts.
 """
 
-from mooncake_lab.calibrate.fit import Fitted, fitted, told_apart
-from mooncake_lab.calibrate.observations import CalibrationError, Inquiry, Reply, ServedModel
-from mooncake_lab.calibrate.server import HttpServer
-from mooncake_lab.calibrate.settings import SCHEDULERS, ServerSettings, learn_settings
-from mooncake_lab.calibrate.study import Calibrated, Observed, StudyPlan, conclude, observe
-from mooncake_lab.calibrate.workload import HeldOut
+from mooncake_lab.core.extras import naming_extra
+
+with naming_extra("stats"):
+    from mooncake_lab.calibrate.fit import Fitted, fitted, told_apart
+    from mooncake_lab.calibrate.observations import CalibrationError, Inquiry, Reply, ServedModel
+    from mooncake_lab.calibrate.server import HttpServer
+    from mooncake_lab.calibrate.settings import SCHEDULERS, ServerSettings, learn_settings
+    from mooncake_lab.calibrate.study import Calibrated, Observed, StudyPlan, conclude, observe
+    from mooncake_lab.calibrate.workload import HeldOut
 
 __all__ = [
     "SCHEDULERS",

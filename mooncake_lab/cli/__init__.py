@@ -10,10 +10,11 @@ import typer
 from typer.core import TyperGroup
 
 from mooncake_lab import __version__
+from mooncake_lab.core.extras import missing_extra
 
 COMMANDS: Final = {
     "trace": ("trace:app", "Describe and convert traces, fetch the released ones, and generate new ones."),
-    "cache": ("store:cache", "Replay a trace through one cache and print its hit rate."),
+    "cache": ("cache:cache", "Replay a trace through one cache and print its hit rate."),
     "simulate": (
         "simulate:simulate",
         "Replay a trace on a simulated cluster in virtual time, and print a summary.",
@@ -48,6 +49,18 @@ COMMANDS: Final = {
 }
 """Each command: where it is defined, and the first line of its help."""
 
+NEEDS: Final = {
+    "generate": "engine",
+    "serve": "serve",
+    "calibrate": "stats",
+    "replay": "engine",
+    "batch": "book",
+    "verdicts": "stats",
+    "store": "stats",
+    "classroom": "classroom",
+}
+"""The extra that a command needs; the others do without, but for what they say when it is asked for."""
+
 
 class Commands(TyperGroup):
     """Imports the module of a command when the command runs; the list of commands needs no import."""
@@ -67,7 +80,19 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the arguments name, imported now."""
         name, _, rest = super().resolve_command(ctx, args)
+        ctx.invoked_subcommand = name  # known to `invoke` from here on, also if the import fails
         return name, None if name is None else load(name), rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; where a library is missing, one sentence names its extra."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            sentence = missing_extra(error, NEEDS.get(ctx.invoked_subcommand))
+            if sentence is None:
+                raise
+            typer.echo(f"mooncake-lab {ctx.invoked_subcommand}: {sentence}", err=True)
+            raise typer.Exit(1) from error
 
 
 def group(help_text: str) -> typer.Typer:

@@ -18,6 +18,9 @@ from mooncake_lab.core import GIB, carried_folder
 from mooncake_lab.workload import RELEASES, find_trace, search_folders
 
 EXTRAS: Final = {
+    "stats": ("numpy", "pandas"),
+    "figures": ("matplotlib", "seaborn"),
+    "engine": ("torch", "transformers", "numba", "safetensors"),
     "book": ("jupyter-book", "papermill"),
     "serve": ("starlette", "uvicorn", "prometheus-client"),
     "cluster": ("dask", "distributed"),
@@ -81,8 +84,13 @@ def _machine() -> Iterator[Finding]:
 
 
 def _torch() -> Iterator[Finding]:
-    import torch
-
+    try:
+        import torch
+    except ModuleNotFoundError:
+        yield _finding(
+            "PyTorch", None, "pip install 'mooncake-lab[engine]'; only models and their servers need it"
+        )
+        return
     build = "the CPU build" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
     yield _finding("PyTorch", f"{torch.__version__}, {build}", "")
     yield _finding(
@@ -113,7 +121,7 @@ def _software() -> Iterator[Finding]:
     for extra, distributions in EXTRAS.items():
         versions = {name: _version(name) for name in distributions}
         found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-        remedy = f"in the repository: pip install '.[{extra}]'"
+        remedy = f"pip install 'mooncake-lab[{extra}]'"
         yield _finding(f"extra: {extra}", found, remedy, ready=all(versions.values()))
     yield _finding(
         "libibverbs",

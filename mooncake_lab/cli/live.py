@@ -151,12 +151,9 @@ def serve(
     options = locals()
     import asyncio
 
-    try:
-        from mooncake_lab.serving.openai_api.server import Address
-        from mooncake_lab.serving.openai_api.server import serve as serve_until_told
-    except ModuleNotFoundError as error:
-        fail("serve", f"{error.name} is missing; install mooncake-lab[serve]")
     from mooncake_lab.serving.launch import WorkerError
+    from mooncake_lab.serving.openai_api.server import Address
+    from mooncake_lab.serving.openai_api.server import serve as serve_until_told
 
     bad_usage_if((served_model_name == "", "--served-model-name is empty; give a name, or leave the option out"))
     if admission == "none":

@@ -319,11 +319,12 @@ def _run(
 
 def _trace_decode_s(trace: Trace, latency: LatencyModel, slo: SLO, capacity_tokens: int) -> float:
     """How long the requests of a trace decode on a full node, as assumption B22 has it."""
+    requests = list(trace.requests())
     return full_decode_s(
         LatencyEstimator(latency),
         slo,
-        input_tokens=trace.input_tokens.tolist(),
-        output_tokens=trace.output_tokens.tolist(),
+        input_tokens=[each.request.input_tokens for each in requests],
+        output_tokens=[each.output_tokens for each in requests],
         capacity_tokens=capacity_tokens,
     )
 
@@ -341,7 +342,7 @@ def _plain(value: Any) -> Any:
 
 def _arriving(trace: Trace, speed: float, urgent_share: float | None, seed: int) -> Iterable[TracedRequest]:
     """The requests of a trace at another speed; if a share is given, some of them are urgent."""
-    requests = (trace if speed == 1 else replace(trace, arrival_s=trace.arrival_s / speed)).requests()
+    requests = (trace if speed == 1 else trace.at_speed(speed)).requests()
     if urgent_share is None:
         return requests
     return (in_class(traced, urgent_share, seed=seed) for traced in requests)

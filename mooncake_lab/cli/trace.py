@@ -24,8 +24,7 @@ from mooncake_lab.cli.options import (
     refuse_same_file,
 )
 from mooncake_lab.workload import Trace, fetch_trace, statistics, write_trace
-from mooncake_lab.workload.trace_statistics import OF_IDS
-from mooncake_lab.workload.twin import make_twin
+from mooncake_lab.workload.trace_summary import OF_IDS
 
 Workload: TypeAlias = Literal["conversation", "synthetic", "toolagent", "arxiv"]
 _Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
@@ -248,6 +247,8 @@ def synth(
 
     Example: mooncake-lab trace synth --like conversation --requests 1000 --seed 7 -o small.jsonl
     """
+    from mooncake_lab.workload.twin import make_twin  # twins are drawn with numpy, which the extra `stats` brings
+
     _may_write("trace synth", output, force=force)
     with failing("trace synth"):
         trace = make_twin(like, seed=seed, requests=requests)

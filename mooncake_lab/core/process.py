@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Final
 
+from mooncake_lab.core.extras import naming_extra
+
 _PR_SET_PDEATHSIG: Final = 1
 _EVERY_OBJECTS: Final = 50_000
 
@@ -43,18 +45,24 @@ def rare_collections() -> Generator[None]:
         gc.set_threshold(*before)
 
 
-def lazy_names(package: str, *modules: str) -> Callable[[str], object]:
+def lazy_names(package: str, *modules: str, extra: str | None = None) -> Callable[[str], object]:
     """A module-level `__getattr__` for a package: names that are imported when they are first used.
 
     The package's `__all__` lists them, too. The simulator must run where there is no numpy, and starts faster
-    without it.
+    without it. Where a library is missing, the error names its extra.
+
+    Args:
+        package: its name.
+        modules: of the package, in which the names are defined.
+        extra: the one that these modules need; by default the one that brings the missing library.
     """
 
     def getattr_lazily(name: str) -> object:
         here = vars(sys.modules[package])
         if name in here["__all__"]:
             for module in modules:
-                defined = vars(import_module(f"{package}.{module}"))
+                with naming_extra(extra):
+                    defined = vars(import_module(f"{package}.{module}"))
                 # all at once, for a module may have the name of what it defines
                 here.update((each, defined[each]) for each in here["__all__"] if each in defined)
                 if name in defined:

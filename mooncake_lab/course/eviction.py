@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from mooncake_lab.book.chapters.store.replay import Requests, replay
 from mooncake_lab.core import BlockKey
 from mooncake_lab.course import PolicyFindings, contract, examine, require
 from mooncake_lab.store import (
@@ -17,6 +16,7 @@ from mooncake_lab.store import (
     Refused,
 )
 from mooncake_lab.store.eviction import Belady
+from mooncake_lab.store.replay import Requests, replay
 
 _CAPACITY_BLOCKS = 8
 _LARGER_CAPACITY_BLOCKS = 100

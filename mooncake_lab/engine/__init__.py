@@ -6,9 +6,12 @@ cluster only checks the model, and never loads torch.
 
 from typing import TYPE_CHECKING
 
+from mooncake_lab.core.extras import naming_extra
 from mooncake_lab.core.process import lazy_names
-from mooncake_lab.engine.checkpoint import check_model
 from mooncake_lab.engine.config import LlamaConfig, RopeScaling, config_from_shape, read_config
+
+with naming_extra("engine"):
+    from mooncake_lab.engine.checkpoint import check_model
 
 if TYPE_CHECKING:
     from mooncake_lab.engine.backends import Backend, choose_backend
@@ -56,4 +59,5 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     "backends", "blocks", "kvcache", "model", "sampling", "sequence", "weights", "loop", "roles", "loading",
+    extra="engine",
 )  # fmt: skip

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from mooncake_lab.core.averages import mean, percentile, wilson
 from mooncake_lab.core.process import lazy_names
-from mooncake_lab.metrics.averages import mean, percentile, wilson
 from mooncake_lab.metrics.conservation import check_log
 from mooncake_lab.metrics.latency import (
     effective,

@@ -12,7 +12,8 @@ from operator import sub
 from typing import TYPE_CHECKING, Final, Literal
 
 from mooncake_lab.core import SLO, Arrived, DecodeStretch, Finished, FirstToken, Record, Rejected
-from mooncake_lab.metrics.averages import mean
+from mooncake_lab.core.averages import mean
+from mooncake_lab.core.extras import naming_extra
 
 if TYPE_CHECKING:
     import numpy as np
@@ -133,7 +134,8 @@ def request_table(records: Iterable[Record]) -> "pd.DataFrame":
     far), `end` (finished, rejected or running) and `finish_s`. Latencies are NaN for a request that received no
     token, TBT also for one that received a single token, and `finish_s` for one that did not finish.
     """
-    import pandas as pd  # here, because the summary of a run must work without it
+    with naming_extra("stats"):
+        import pandas as pd  # here, because the summary of a run must work without it
 
     log = list(records)
     table = pd.DataFrame(

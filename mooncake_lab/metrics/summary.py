@@ -17,7 +17,7 @@ from mooncake_lab.core import (
     Record,
     Rejected,
 )
-from mooncake_lab.metrics.averages import mean, percentile
+from mooncake_lab.core.averages import mean, percentile
 from mooncake_lab.metrics.latency import step_ends_s, tbt_of_gaps_s
 
 

@@ -19,17 +19,16 @@ from mooncake_lab.workload.releases import (
     search_folders,
 )
 from mooncake_lab.workload.trace import Trace, in_class
+from mooncake_lab.workload.trace_summary import TraceStatistics, statistics
 from mooncake_lab.workload.writer import write_trace
 
 if TYPE_CHECKING:
     from mooncake_lab.workload.trace_statistics import (
-        TraceStatistics,
         conversation_sizes,
         request_of_block,
         reusable_blocks,
         reuse_gaps_s,
         seen_before,
-        statistics,
         use_counts,
     )
     from mooncake_lab.workload.transforms import (

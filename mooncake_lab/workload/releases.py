@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from mooncake_lab.core.extras import naming_extra
 from mooncake_lab.workload.reader import TraceError, read_trace
 from mooncake_lab.workload.trace import Trace
 
@@ -185,23 +186,21 @@ def fetch_release(release: Release, folder: Path, address: str, *, progress: boo
     Raises:
         ConnectionError: when the file cannot be fetched; nothing is left behind.
         ValueError: when the address is not http:// or https://, or the content is not the released one.
-        OSError: when the folder cannot be made.
+        OSError: when the folder cannot be made or the file not be written.
     """
-    if not address.startswith(("http://", "https://")):
-        raise ValueError(f"{address!r} is not an address to fetch from; allowed are http:// and https://")
-    folder.mkdir(parents=True, exist_ok=True)
-    # here and not above: it imports a progress bar that complains in every notebook that has no widgets
-    import pooch
+    from mooncake_lab.core.download import WrongContentError, download  # the playground's page has no sockets
 
+    path = folder / release.file_name
+    if path.is_file() and file_sha256(path) == release.sha256:
+        return
     try:
-        # pooch downloads beside the destination and moves the file there only when its digest is right
-        pooch.retrieve(address, f"sha256:{release.sha256}", release.file_name, folder, progressbar=progress)
-    except ValueError as error:
+        download(address, path, release.sha256, progress=progress)
+    except WrongContentError as error:
         raise ValueError(
             f"what {address} sent is not the released {release.label} trace and was not kept ({error});"
             " try again, or name another address of the same file"
         ) from error
-    except OSError as error:
+    except ConnectionError as error:
         raise ConnectionError(
             f"could not fetch {address} ({error}); connect to the internet, or put the file"
             f" {release.file_name} in a folder named by MOONCAKE_LAB_DATA"
@@ -218,7 +217,8 @@ def load(name: str, *, seed: int = 0) -> Trace:
     release = release_of(name)
     path = find_trace(name)
     if path is None:
-        from mooncake_lab.workload.twin import make_twin  # here, because twins are drawn with numpy
+        with naming_extra("stats"):
+            from mooncake_lab.workload.twin import make_twin  # here, because twins are drawn with numpy
 
         return make_twin(name, seed=seed)
     release.check(path)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from mooncake_lab.core import Request, TracedRequest, keyed_uniform
+from mooncake_lab.core.extras import naming_extra
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +50,8 @@ class _Column(Generic[Value]):
             return self.default[0]
         column: Any = vars(trace)[self.name]
         if isinstance(column, array):
-            import numpy as np
+            with naming_extra("stats"):
+                import numpy as np
 
             # unsigned numbers, which are block ids, read as signed ones
             vars(trace)[self.name] = np.frombuffer(column, np.float64 if column.typecode == "d" else np.int64)
@@ -184,6 +186,19 @@ class Trace:
             raise ValueError(f"clients cannot allow {default} tokens; at least 1 is needed")
         stated = array("q", (traced.max_tokens_or(default) for traced in self.requests()))
         return self.replaced(max_tokens=stated, source=f"{self.source}, max_tokens {default:,}")
+
+    def at_speed(self, speed: float) -> "Trace":
+        """The same requests, arriving so many times as fast.
+
+        Raises:
+            ValueError: when the speed is not a positive number.
+        """
+        if not 0 < speed < math.inf:
+            raise ValueError(
+                f"a trace cannot be replayed at {speed!r} times its speed; positive numbers are allowed"
+            )
+        arrivals_s = vars(self)["arrival_s"].tolist()
+        return self.replaced(arrival_s=array("d", (at_s / speed for at_s in arrivals_s)))
 
     def head(self, n: int) -> "Trace":
         """The first `n` requests, or all of them when there are fewer; the source line says so.

@@ -33,7 +33,6 @@ WHOLE = {
     "book/chapters/compression/claims.py": {"getattr(held, f'{side}_bytes')"},
     "book/chapters/compression/experiment.py": {"mark.right", "mark[name].right"},
     "book/chapters/live/measure.py": {"CLUSTERS[cluster]"},
-    "book/chapters/store/replay.py": {"accesses"},
     "course/grading/grade.py": {"mark.earned"},
     "perf/calibration.py": {"self.inputs[one] + self.tokens[one] - 1"},
     "perf/cpp.py": {"cut"},
@@ -46,6 +45,10 @@ WHOLE = {
     "simulation/coupled.py": {"held - self._in_memory_blocks(request_id)"},
     "simulation/kv_transfer.py": {"min(size, most - place * size)"},
     "store/backed_tier.py": {"layers", "list(freeing.values())"},
+    "workload/trace_summary.py": {"uses"},
+    "store/replay.py": {
+        "accesses", "self.accesses_by_request", "self.hits_by_request", "self.prefix_hits_by_request",
+    },
     "store/backends/ssd.py": {"map(_footprint, self._freed)"},
 }  # fmt: skip
 """Summands that are whole numbers although their names do not say it: what is summed, by file.

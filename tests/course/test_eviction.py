@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from mooncake_lab.book.chapters.store.replay import replay
 from mooncake_lab.course.eviction import check_policy, shared_prefix_requests
 from mooncake_lab.store import EVICTION_POLICIES, NothingToEvictError
+from mooncake_lab.store.replay import replay
 
 
 class Student:

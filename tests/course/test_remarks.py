@@ -7,7 +7,6 @@ import re
 import pytest
 
 from mooncake_lab.batching import Plan, Segment
-from mooncake_lab.book.chapters.store.replay import replay
 from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.conductor import ClusterView, DecodeView, KVCacheCentric, LatencyEstimator, PrefillView
 from mooncake_lab.core import Request
@@ -15,6 +14,7 @@ from mooncake_lab.course.grading.cache_assignments import KEYS
 from mooncake_lab.course.grading.grade import Mark
 from mooncake_lab.course.grading.remote import SubmissionError
 from mooncake_lab.course.grading.scheduling_assignments import CHUNKED, PLACEMENT
+from mooncake_lab.store.replay import replay
 
 ESTIMATE = LatencyEstimator(paper_node_latency())
 RIGHT = KVCacheCentric()

@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / "build" / "pythons"
 
 LIBRARIES = (
-    "hypothesis", "libcachesim", "matplotlib", "msgspec", "numba", "numpy", "pandas", "platformdirs", "pooch",
-    "pytest", "pytest-xdist", "pyyaml", "rich", "seaborn", "simpy", "tqdm", "typer", "xxhash",
+    "hypothesis", "libcachesim", "matplotlib", "msgspec", "numba", "numpy", "pandas", "platformdirs",
+    "pytest", "pytest-xdist", "pyyaml", "rich", "seaborn", "simpy", "typer", "xxhash",
 )  # fmt: skip
 """What the tests import; what these need in turn has the lock's version too."""
 

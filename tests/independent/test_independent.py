@@ -139,7 +139,7 @@ def at_once():
     """Rows of the chapters that compute their comparison in a moment, by claim."""
     from mooncake_lab.book.chapters.piggyback import experiment, model
     from mooncake_lab.book.chapters.stages.model import beside_papers
-    from mooncake_lab.book.testbeds.nodes import calibrate_paper_node
+    from mooncake_lab.book.testbeds.fit_nodes import calibrate_paper_node
 
     tables = (
         beside_papers(calibrate_paper_node()),

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mooncake_lab.book.chapters.store.replay import replay
 from mooncake_lab.book.paper import fact
+from mooncake_lab.store.replay import replay
 from mooncake_lab.workload import conversation_sizes, reusable_blocks, statistics, use_counts
 from mooncake_lab.workload.twin import make_twin
 

@@ -46,7 +46,7 @@ from mooncake_lab.book.chapters.transfer import experiment as transfer
 from mooncake_lab.book.experiments import Experiment, run, vary, where
 from mooncake_lab.book.paper import Compared, ComparisonTable, Grounds, claim, claims, constant, fact
 from mooncake_lab.book.paper.evidence import AS_ASSUMED, NO_OTHER, NOT_TRIED, SENSITIVITY, alternatives
-from mooncake_lab.book.testbeds import nodes
+from mooncake_lab.book.testbeds import fit_nodes
 from mooncake_lab.book.testbeds.sarathi_serve import CONTEXT_TOKENS
 from mooncake_lab.core import carried_folder, complete_file
 from mooncake_lab.workload import WORKLOADS
@@ -145,7 +145,7 @@ def of_traces(change: Change) -> ComparisonTable:
 
 def of_stages(_: Change) -> ComparisonTable:
     """Chapter 2."""
-    return stages_model.beside_papers(nodes.calibrate_paper_node())
+    return stages_model.beside_papers(fit_nodes.calibrate_paper_node())
 
 
 def of_chunked(_: Change) -> ComparisonTable:
@@ -233,7 +233,7 @@ def of_store(change: Change) -> ComparisonTable:
 
 def of_transfer(change: Change) -> ComparisonTable:
     """Chapter 8."""
-    node, slow = nodes.calibrate_paper_node(), "F40 F72 F73 F107"
+    node, slow = fit_nodes.calibrate_paper_node(), "F40 F72 F73 F107"
     late = bool(change.parameter("transfer", "sent_after_prefill", f"{slow} F106"))
     sweep = vary(transfer.BandwidthDemand(), streams_layers=(True, False), gbps=transfer.bandwidths_of_fig_13())
     demand = change.run(sweep, slow)

@@ -10,15 +10,18 @@ side in one table.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, as_completed
+from contextlib import contextmanager
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
 
 import msgspec
 import pandas as pd
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
 
 from mooncake_lab.book.experiments.cache import cached_rows, digest_of, is_of_package, keep_rows, plain_rows
 from mooncake_lab.core import check_scale, complete_file, rare_collections
@@ -154,19 +157,18 @@ def _compute(
     points: Sequence[Experiment], executor: Executor | None
 ) -> Iterable[tuple[int, list[dict[str, Any]]]]:
     """The rows of each point with its place, as soon as they are there."""
-    bar = tqdm(total=len(points), unit="point", leave=False, disable=None if len(points) > 1 else True)
-    with bar:
+    with _bar(len(points)) as advance:
         if executor is None:
             for at, point in enumerate(points):
                 yield at, _rows_of(point)
-                bar.update()
+                advance()
             return
         places: dict[Future[list[dict[str, Any]]], int] = {}
         for at, point in enumerate(points):
             places[executor.submit(_rows_of, point)] = at
         lost = 0
         for future in as_completed(places):
-            bar.update()
+            advance()
             try:
                 yield places[future], future.result()
             except CancelledError:  # its scheduler ended
@@ -176,6 +178,18 @@ def _compute(
                 f"the executor ended before {lost} of {len(points)} points were computed; start it again, and run"
                 " them again: unless cache is False, those that were computed are kept"
             )
+
+
+@contextmanager
+def _bar(points: int) -> Generator[Callable[[], None]]:
+    """A function to call after each point; with several points, a terminal shows how many are computed."""
+    if points < 2 or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    columns = *Progress.get_default_columns(), MofNCompleteColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("points", total=points)
+        yield lambda: bar.advance(task)
 
 
 def _rows_of(point: Experiment) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from mooncake_lab.book.paper.claims import (
 )
 from mooncake_lab.book.paper.evidence import Grounds
 from mooncake_lab.book.paper.facts import Fact
+from mooncake_lab.core.extras import naming_extra
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -175,7 +176,8 @@ class ComparisonTable:
         Columns: quantity, unit, paper, ours, band, evidence, verdict, condition, place, source, claim, decides,
         bound.
         """
-        import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
+        with naming_extra("stats"):
+            import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
 
         return pd.DataFrame(
             {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 import msgspec
 
 from mooncake_lab.core import carried_folder
+from mooncake_lab.core.extras import naming_extra
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,7 +106,8 @@ def curve(name: str) -> "pd.DataFrame":
     Raises:
         ValueError: when no curve has that name; the message lists the curves.
     """
-    import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
+    with naming_extra("stats"):
+        import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
 
     _entry(name)
     rows = read_rows(f"curves/{name}.csv")
@@ -129,7 +131,8 @@ def points(name: str, series: str) -> tuple[list[float], list[float]]:
 
 def index() -> "pd.DataFrame":
     """One row a curve: name, edition, place, title, axes with units, workload, cluster and notes."""
-    import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
+    with naming_extra("stats"):
+        import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
 
     return pd.DataFrame(read_rows("index.csv")).set_index("name")
 

@@ -29,6 +29,7 @@ from mooncake_lab.book.paper.comparison import (
 )
 from mooncake_lab.book.paper.evidence import RULES, Rule
 from mooncake_lab.book.paper.facts import read_rows
+from mooncake_lab.core.extras import naming_extra
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,7 +125,8 @@ class Scorecard:
         Columns: claim, chapter, edition, place, sentence, grade, band, evidence, basis, stated, unit, paper, ours,
         bound, verdict, condition.
         """
-        import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
+        with naming_extra("stats"):
+            import pandas as pd  # not above: it takes a second, and `mooncake-lab simulate` does without
 
         return pd.DataFrame(
             {
@@ -149,7 +151,8 @@ class Scorecard:
 
     def totals(self) -> "pd.DataFrame":
         """Claims by edition (rows) and verdict (columns), with sums; verdicts that no claim got are left out."""
-        import pandas as pd
+        with naming_extra("stats"):
+            import pandas as pd
 
         names = [*(verdict.value for verdict in Verdict), NOT_EXECUTED]
         frame = self.frame()

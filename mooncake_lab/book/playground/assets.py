@@ -21,12 +21,12 @@ from types import MappingProxyType
 from typing import Final
 
 import msgspec
-import pooch
 
 import mooncake_lab
 from mooncake_lab.book.playground.simulator import TWIN_REQUESTS, TWINS, Node, Settings, Simulator
 from mooncake_lab.book.testbeds.nodes import device_tokens, node_latency
 from mooncake_lab.core import carried_folder, complete_file
+from mooncake_lab.core.download import WrongContentError, download
 from mooncake_lab.perf import hardware
 from mooncake_lab.workload import file_sha256, write_trace
 from mooncake_lab.workload.twin import make_twin
@@ -177,13 +177,18 @@ def fetch_pyodide(cache: Path, *, offline: bool = False) -> Path:
 
     Raises:
         ConnectionError: when it is not in the cache and cannot be fetched.
+        ValueError: when what was sent is another file.
     """
     kept = cache / PYODIDE_URL.rpartition("/")[2]
-    if offline and not (kept.is_file() and file_sha256(kept) == PYODIDE_SHA256):
+    if kept.is_file() and file_sha256(kept) == PYODIDE_SHA256:
+        return kept
+    if offline:
         raise ConnectionError(_OFFLINE)
     try:
-        return Path(pooch.retrieve(PYODIDE_URL, f"sha256:{PYODIDE_SHA256}", kept.name, cache))
-    except OSError as error:
+        download(PYODIDE_URL, kept, PYODIDE_SHA256)
+    except WrongContentError as error:
+        raise ValueError(f"what {PYODIDE_URL} sent is not that release of Pyodide ({error})") from error
+    except ConnectionError as error:
         raise ConnectionError(
             f"could not fetch {PYODIDE_URL} ({error}); connect to the internet, or put that file into {cache}"
         ) from error

@@ -90,10 +90,7 @@ def _fetch(releases: Sequence[Release], folder: Path, limit_s: float) -> dict[st
 
 def _fetch_each(releases: Sequence[Release], folder: Path, telling: Connection) -> None:
     """Fetch one after the other, and tell the name of each with the reason why it failed, or none."""
-    import pooch
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
-    pooch.get_logger().setLevel("CRITICAL")
     for release in releases:
         why = ""
         try:

@@ -24,7 +24,8 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import track
 
 from mooncake_lab.bench.commits import commit
 from mooncake_lab.book.paper import fact, points
@@ -250,7 +251,8 @@ def main(arguments: list[str] | None = None) -> int:
     part = out.with_suffix(".part")
     runs = msgspec.json.decode(part.read_bytes(), type=list[FitRun]) if part.exists() else list[FitRun]()
     there = {run.key for run in runs}
-    for run in tqdm([each for each in planned() if each.key not in there], unit="replay", mininterval=10):
+    missing = [each for each in planned() if each.key not in there]
+    for run in track(missing, "replays", console=Console(stderr=True)):
         runs.append(replayed(run))
         part.write_bytes(msgspec.json.encode(runs))
     fit = fitted(runs)

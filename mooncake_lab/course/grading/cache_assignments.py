@@ -3,11 +3,11 @@
 from functools import partial
 from typing import Any, Final
 
-from mooncake_lab.book.chapters.store.replay import replay
 from mooncake_lab.core import BlockKey, blocks_for
 from mooncake_lab.course.eviction import EVICTION_LAWS, chats_and_documents, shared_prefix_requests
 from mooncake_lab.course.grading.remote import Submission, SubmissionError
 from mooncake_lab.course.grading.task import Assignment, Check, HiddenDraw, RemoteEviction, Task, require
+from mooncake_lab.store.replay import replay
 
 _BLOCK_TOKENS: Final = 4
 _TRIALS: Final = 50

@@ -14,12 +14,20 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-import numpy as np
-
+from mooncake_lab.core.extras import naming_extra
 from mooncake_lab.workload.trace import Trace
-from mooncake_lab.workload.twin.conversation import ConversationProcess, ToolAgentProcess, conversation, toolagent
-from mooncake_lab.workload.twin.drafts import BLOCK_SIZE_TOKENS, Drafts, earliest, lay_blocks
-from mooncake_lab.workload.twin.synthetic import SyntheticProcess, synthetic
+
+with naming_extra("stats"):
+    import numpy as np
+
+    from mooncake_lab.workload.twin.conversation import (
+        ConversationProcess,
+        ToolAgentProcess,
+        conversation,
+        toolagent,
+    )
+    from mooncake_lab.workload.twin.drafts import BLOCK_SIZE_TOKENS, Drafts, earliest, lay_blocks
+    from mooncake_lab.workload.twin.synthetic import SyntheticProcess, synthetic
 
 __all__ = ["make_twin"]
 

@@ -16,7 +16,6 @@ from mooncake_lab.book.chapters.pipeline.experiment import Gpt3
 from mooncake_lab.book.chapters.placement.experiment import PlacementReplay, Replicas
 from mooncake_lab.book.chapters.placement.readings import AloneEstimator, FewestDecodes
 from mooncake_lab.book.chapters.store.experiment import CountsOfAllTime, KeepsLate
-from mooncake_lab.book.chapters.store.replay import replay
 from mooncake_lab.book.experiments import run
 from mooncake_lab.book.testbeds import arxiv_testbed, paper_node_latency
 from mooncake_lab.book.testbeds.arxiv import latency_of
@@ -32,6 +31,7 @@ from mooncake_lab.conductor import (
     Rejection,
 )
 from mooncake_lab.core import SLO, Request
+from mooncake_lab.store.replay import replay
 
 MODEL = paper_node_latency()
 
@@ -98,8 +98,8 @@ def test_the_chosen_instance_alone_decides():
 def test_counts_of_all_time_outlive_eviction():
     """Assumption B26: a block used twice comes back, and stays before one used twice since."""
     requests = [["a"], ["a"], ["b"], ["b"], ["b"], ["c"], ["a"], ["c"], ["a"]]
-    in_cache = replay(requests, "lfu", 2).hits_by_request.tolist()
-    of_all_time = replay(requests, lambda _: CountsOfAllTime(), 2).hits_by_request.tolist()
+    in_cache = replay(requests, "lfu", 2).hits_by_request
+    of_all_time = replay(requests, lambda _: CountsOfAllTime(), 2).hits_by_request
     assert in_cache == [0, 1, 0, 1, 1, 0, 0, 0, 0]
     assert of_all_time == [0, 1, 0, 1, 1, 0, 0, 0, 1]
 
@@ -107,10 +107,10 @@ def test_counts_of_all_time_outlive_eviction():
 def test_kept_late_blocks_break_prefixes():
     """Assumption B25: if the first blocks of a request go first, the next request finds no prefix."""
     requests = [[1, 2, 3], [9], [1, 2, 3]]
-    assert replay(requests, "length_aware", 3).prefix_hits_by_request.tolist() == [0, 0, 2]
+    assert replay(requests, "length_aware", 3).prefix_hits_by_request == [0, 0, 2]
     late = replay(requests, lambda _: KeepsLate(), 3)
-    assert late.prefix_hits_by_request.tolist() == [0, 0, 0]
-    assert late.hits_by_request.tolist() == [0, 0, 2]
+    assert late.prefix_hits_by_request == [0, 0, 0]
+    assert late.hits_by_request == [0, 0, 2]
 
 
 def test_few_gaps_may_pass():

@@ -18,7 +18,7 @@ def few(monkeypatch):
 @pytest.mark.usefixtures("few")
 def test_offline_nothing_is_fetched(tmp_path, monkeypatch, capsys):
     """One line says so, the exit status is 0, and all that is made of the source is there."""
-    monkeypatch.setattr(assets.pooch, "retrieve", no_network)
+    monkeypatch.setattr(assets, "download", no_network)
     monkeypatch.setattr(assets.subprocess, "run", no_network)
     folder = tmp_path / "page"
     assert assets.main([str(folder), "--cache", str(tmp_path / "cache"), "--offline"]) == 0
@@ -35,9 +35,9 @@ def test_what_cannot_be_fetched_is_no_error(tmp_path, monkeypatch, capsys):
     """Without a network the line says what could not be fetched, and the book is built all the same."""
 
     def unreachable(*_):
-        raise OSError("Temporary failure in name resolution")
+        raise ConnectionError("Temporary failure in name resolution")
 
-    monkeypatch.setattr(assets.pooch, "retrieve", unreachable)
+    monkeypatch.setattr(assets, "download", unreachable)
     assert assets.main([str(tmp_path / "page"), "--cache", str(tmp_path / "cache")]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert "could not fetch https://registry.npmjs.org/pyodide" in line
@@ -64,6 +64,6 @@ def test_what_is_not_what_was_asked_for_is_an_error(tmp_path, monkeypatch, capsy
     def another(*_):
         raise ValueError("SHA256 hash of downloaded file does not match")
 
-    monkeypatch.setattr(assets.pooch, "retrieve", another)
+    monkeypatch.setattr(assets, "download", another)
     assert assets.main([str(tmp_path / "page"), "--cache", str(tmp_path / "cache")]) == 1
     assert "does not match" in capsys.readouterr().err

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 import pandas as pd
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import track
 
 from mooncake_lab.bench.machine import describe_machine
 from mooncake_lab.book.chapters.compression.experiment import exams
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     points = [replace(each, prompts=given.prompts) for each in exams("full") if each.seed < given.seeds]
     points.sort(key=lambda each: each.seed)  # so that an interrupted table has whole seeds
     done = pd.read_csv(given.output) if given.output.exists() else pd.DataFrame(columns=[*_FIELDS, "weights"])
-    for point in tqdm(points, unit="exam"):
+    for point in track(points, "exams", console=Console(stderr=True)):
         asked = {name: getattr(point, name) for name in _FIELDS} | {"weights": weights_digest(point.model)}
         if not len(where(done, **asked)):
             rows = run(point, cache=False).drop(columns="methods")

@@ -15,7 +15,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import track
 
 from mooncake_lab.bench.commits import commit
 from mooncake_lab.book.chapters.overload.experiment import Overload
@@ -122,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
     source, fields = commit() or "unknown", list[str](COLUMNS)
     with asked.out.open("a", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, fields, extrasaction="ignore", lineterminator="\n")
-        for each, of_map in tqdm(missing.values(), unit="replay", mininterval=10):
+        for each, of_map in track(list(missing.values()), "replays", console=Console(stderr=True)):
             with rare_collections():
                 row = each.rejected() if of_map else next(iter(each.rows()))
             date = datetime.now(UTC).date().isoformat()

@@ -20,7 +20,7 @@ from mooncake_lab.book.paper import (
     fact,
     within,
 )
-from mooncake_lab.book.testbeds.nodes import REUSED_SHARE, Array, NodeCalibration, normalised
+from mooncake_lab.book.testbeds.fit_nodes import REUSED_SHARE, Array, NodeCalibration, normalised
 from mooncake_lab.core import GB, KIB, TERA
 
 

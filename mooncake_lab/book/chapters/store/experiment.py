@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from mooncake_lab.book.chapters.store.replay import Requests, replay, replay_tokens
 from mooncake_lab.book.experiments import OfTrace, tabulated
 from mooncake_lab.book.paper import assumption
 from mooncake_lab.core import BlockKey, block_keys
 from mooncake_lab.metrics.hits import covered_tokens, token_hit_rate
 from mooncake_lab.store import BlockStore, Stored
 from mooncake_lab.store.eviction import LFU, Belady, LengthAware, PolicyFactory, make_policy
+from mooncake_lab.store.replay import Requests, replay, replay_tokens
 from mooncake_lab.workload import Trace
 
 
@@ -124,7 +124,9 @@ class PolicyHitRates(_OfStore):
         """Replay the trace."""
         trace, requests = self.replayable()
         found = replay(requests, self._eviction(), self.capacity_blocks)
-        reused = covered_tokens(found.prefix_hits_by_request, trace.input_tokens, trace.block_size_tokens)
+        reused = covered_tokens(
+            np.array(found.prefix_hits_by_request), trace.input_tokens, trace.block_size_tokens
+        )
         yield {
             "origin": trace.origin,
             "source": trace.source,
@@ -177,7 +179,7 @@ class CapacityHitRates(_OfStore):
         trace, requests = self.replayable()
         size, tokens = trace.block_size_tokens, trace.input_tokens
         found = replay_tokens(requests, tokens, "lru", self.capacity_tokens, block_size_tokens=size)
-        hits = found.prefix_hits_by_request
+        hits = np.array(found.prefix_hits_by_request)
         fine = fine_grained_reuse(
             hits,
             tokens,

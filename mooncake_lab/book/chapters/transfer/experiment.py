@@ -13,14 +13,8 @@ from mooncake_lab.bench.machine import Machine
 from mooncake_lab.bench.transfer import TransferMeasurement, measure_transfers
 from mooncake_lab.book import paper
 from mooncake_lab.book.experiments import OfTrace, records, tabulated, where, whole_trace
-from mooncake_lab.book.testbeds.nodes import (
-    BREAKDOWN,
-    DECODED_TOKENS,
-    REUSED_SHARE,
-    Array,
-    NodeCalibration,
-    paper_node_latency,
-)
+from mooncake_lab.book.testbeds import paper_node_latency
+from mooncake_lab.book.testbeds.fit_nodes import BREAKDOWN, DECODED_TOKENS, REUSED_SHARE, Array, NodeCalibration
 from mooncake_lab.cluster import ClusterSpec, PrefillPool
 from mooncake_lab.core import GB, MIB, Moved, carried_folder, check_scale
 from mooncake_lab.metrics import ttft_s

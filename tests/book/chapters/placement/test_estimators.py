@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mooncake_lab.book.chapters.placement.experiment import NoisyEstimator, PolynomialEstimator
-from mooncake_lab.book.testbeds.nodes import calibrate_paper_node
+from mooncake_lab.book.testbeds.fit_nodes import calibrate_paper_node
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import KVCacheCentric, LatencyEstimator
 from mooncake_lab.metrics import check_log, ttft_s

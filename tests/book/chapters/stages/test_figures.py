@@ -16,7 +16,7 @@ from mooncake_lab.book.chapters.stages.model import (
     roofline_of_paper,
 )
 from mooncake_lab.book.paper import claim, fact
-from mooncake_lab.book.testbeds.nodes import DECODED_TOKENS, calibrate_paper_node
+from mooncake_lab.book.testbeds.fit_nodes import DECODED_TOKENS, calibrate_paper_node
 from mooncake_lab.perf import hardware
 
 OF_PAPER = ["normalised", "reuse_bandwidth", "roofline", "calibration"]

@@ -12,10 +12,10 @@ from missing_here import RELEASED
 from mooncake_lab.book.chapters.store import claims as beside
 from mooncake_lab.book.chapters.store import experiment as store
 from mooncake_lab.book.chapters.store.experiment import live_set, reuse_distances
-from mooncake_lab.book.chapters.store.replay import replay
 from mooncake_lab.book.experiments import run, vary
 from mooncake_lab.book.paper import assumption, curve, fact
 from mooncake_lab.store import EVICTION_POLICIES
+from mooncake_lab.store.replay import replay
 from mooncake_lab.workload import Trace, load, statistics
 
 ACCESSES = st.lists(st.integers(0, 15), max_size=80)

@@ -11,7 +11,7 @@ from mooncake_lab.book.chapters.transfer import experiment as transfer
 from mooncake_lab.book.chapters.transfer.experiment import beside_papers, least_bandwidth_gbps, second_turns
 from mooncake_lab.book.experiments import run, vary
 from mooncake_lab.book.paper import claims
-from mooncake_lab.book.testbeds import nodes as paper_node
+from mooncake_lab.book.testbeds import fit_nodes as paper_node
 
 BASE = transfer.BandwidthDemand(first=600, prefill_nodes=8, decode_nodes=8)
 

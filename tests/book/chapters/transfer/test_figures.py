@@ -7,7 +7,7 @@ import pytest
 from mooncake_lab.book.chapters.transfer import experiment as transfer_modelled
 from mooncake_lab.book.chapters.transfer import figures as draw
 from mooncake_lab.book.paper import curve
-from mooncake_lab.book.testbeds import nodes as paper_node
+from mooncake_lab.book.testbeds import fit_nodes as paper_node
 
 
 @pytest.fixture(scope="module")

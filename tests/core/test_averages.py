@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from mooncake_lab.core.averages import wilson
 from mooncake_lab.metrics import mean, percentile
-from mooncake_lab.metrics.averages import wilson
 
 VALUES = st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=80)
 

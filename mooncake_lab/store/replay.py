@@ -4,42 +4,43 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mooncake_lab.core import BlockKey, blocks_for
 from mooncake_lab.store.eviction import Belady, EvictionPolicy, PolicyFactory, make_policy
 
-Requests: TypeAlias = Sequence[Sequence[BlockKey] | npt.NDArray[np.int64]]
-"""The block keys of each request, front to back."""
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Requests: TypeAlias = "Sequence[Sequence[BlockKey] | npt.NDArray[np.int64]]"
+"""The block keys of each request, front to back; arrays of numpy are taken, and not needed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class CacheReplay:
-    """What a replay found, request by request; every count is a vector over the requests."""
+    """What a replay found, request by request; every list has one count per request."""
 
-    accesses_by_request: npt.NDArray[np.int64]
-    hits_by_request: npt.NDArray[np.int64]
+    accesses_by_request: list[int]
+    hits_by_request: list[int]
     """Blocks found in the cache."""
-    prefix_hits_by_request: npt.NDArray[np.int64]
+    prefix_hits_by_request: list[int]
     """Blocks found before the first one missing: only these save prefill."""
 
     @property
     def accesses(self) -> int:
         """Blocks asked for."""
-        return int(self.accesses_by_request.sum())
+        return sum(self.accesses_by_request)
 
     @property
     def hits(self) -> int:
         """Blocks found."""
-        return int(self.hits_by_request.sum())
+        return sum(self.hits_by_request)
 
     @property
     def prefix_hits(self) -> int:
         """Blocks found before the first missing one of their request."""
-        return int(self.prefix_hits_by_request.sum())
+        return sum(self.prefix_hits_by_request)
 
     @property
     def hit_rate(self) -> float:
@@ -60,13 +61,13 @@ def replay(requests: Requests, policy: str | PolicyFactory, capacity_blocks: int
         policy: a name in `EVICTION_POLICIES`, or a factory.
         capacity_blocks: `None` is unlimited.
     """
-    keys = _keys(requests)
+    keys = list(map(_plain, requests))
     return _replay(keys, repeat(repeat(1)), policy, capacity_blocks, capacity_blocks)
 
 
 def replay_tokens(
     requests: Requests,
-    input_tokens: npt.NDArray[np.int64],
+    input_tokens: "Sequence[int] | npt.NDArray[np.int64]",
     policy: str | PolicyFactory,
     capacity_tokens: int | None,
     *,
@@ -76,7 +77,7 @@ def replay_tokens(
 
     Args:
         requests: the block keys of each request.
-        input_tokens: shape (requests,), the length of each prompt.
+        input_tokens: the length of each prompt.
         policy: a name in `EVICTION_POLICIES`, or a factory (told the capacity in whole blocks).
         capacity_tokens: `None` is unlimited.
         block_size_tokens: tokens of a full block.
@@ -84,11 +85,11 @@ def replay_tokens(
     Raises:
         ValueError: when lengths and blocks disagree, the capacity is negative or the policy unknown.
     """
-    keys = _keys(requests)
-    if len(keys) != len(input_tokens):
-        raise ValueError(f"{len(keys)} requests and {len(input_tokens)} input lengths; one each is needed")
+    keys, lengths = list(map(_plain, requests)), _plain(input_tokens)
+    if len(keys) != len(lengths):
+        raise ValueError(f"{len(keys)} requests and {len(lengths)} input lengths; one each is needed")
     sizes: list[list[int]] = []
-    for number, (request, tokens) in enumerate(zip(keys, input_tokens.tolist(), strict=True)):
+    for number, (request, tokens) in enumerate(zip(keys, lengths, strict=True)):
         if len(request) != blocks_for(tokens, block_size_tokens):
             raise ValueError(
                 f"request {number} has {len(request)} blocks for {tokens} tokens;"
@@ -100,9 +101,9 @@ def replay_tokens(
     return _replay(keys, sizes, policy, capacity_tokens, blocks)
 
 
-def _keys(requests: Requests) -> list[Sequence[BlockKey]]:
-    """Plain lists: a numpy integer takes three times as long to look up as a Python one."""
-    return [request.tolist() if isinstance(request, np.ndarray) else request for request in requests]
+def _plain(numbers: Any) -> Any:
+    """A list in place of a numpy array, whose integers take three times as long to look up as Python's."""
+    return numbers.tolist() if hasattr(numbers, "tolist") else numbers
 
 
 def _replay(
@@ -121,9 +122,9 @@ def _replay(
         chosen.foresee(_that_fit(requests, sizes, room))
     hits, prefix_hits = _run(requests, sizes, chosen, room)
     return CacheReplay(
-        accesses_by_request=np.array(accesses, np.int64),
-        hits_by_request=np.array(hits, np.int64),
-        prefix_hits_by_request=np.array(prefix_hits, np.int64),
+        accesses_by_request=accesses,
+        hits_by_request=hits,
+        prefix_hits_by_request=prefix_hits,
     )
 
 
