@@ -1,10 +1,12 @@
 """The ways in agree: pyproject.toml, requirements.lock, environment.yml, and what is installed here."""
 
+import ast
 import importlib.metadata
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -63,6 +65,26 @@ def test_the_extras_bring_the_modules_they_say():
         asked = {requirement.name for requirement in map(Requirement, EXTRAS[extra])}
         distributions = {of_module[module][0].lower().replace("_", "-") for module in modules}
         assert distributions <= asked, extra
+
+
+def test_every_import_is_asked_for():
+    """The package imports the standard library, its requirements, and modules that come with one of these."""
+    core = {"msgspec", "platformdirs", "rich", "simpy", "typer", "xxhash"}
+    come_along = {
+        "h11": "uvicorn",
+        "llvmlite": "numba",
+        "mooncake": "",
+        "traitlets": "nbconvert",
+        "triton": "torch",
+    }
+    allowed = core.union(*MODULES.values(), come_along, sys.stdlib_module_names, {"mooncake_lab"})
+    assert core == {Requirement(line).name for line in PROJECT["dependencies"]}
+    for path in (ROOT / "mooncake_lab").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module]
+            assert {name.partition(".")[0] for name in names} <= allowed, path
 
 
 def test_lock_is_sorted_exact_and_for_every_platform():
