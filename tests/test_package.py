@@ -1,12 +1,16 @@
 """`pip install .` gives a package that works with no checkout around it."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from bare_site import link_distributions
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 NEEDED = ("LICENSE", "README.md", "data", "mooncake_lab", "pyproject.toml")
@@ -56,3 +60,30 @@ def test_its_data_is_the_checkouts(installed):
     for folder in ("paper", "measured", "models"):
         kept = sorted(path.relative_to(ROOT / "data") for path in (ROOT / "data" / folder).rglob("*.*"))
         assert all((installed / "mooncake_lab" / "data" / path).is_file() for path in kept)
+
+
+def test_it_simulates_beside_its_plain_requirements(installed, tmp_path):
+    """With these alone, in an empty environment of less than 60 MB, a trace is replayed."""
+    site = tmp_path / "site"
+    site.mkdir()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    link_distributions(site, [Requirement(line).name for line in project["dependencies"]])
+    line = {"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [0, 1]}
+    (tmp_path / "trace.jsonl").write_text(json.dumps(line) + "\n")
+    command = [
+        sys.executable,
+        "-S",
+        "-m",
+        "mooncake_lab",
+        "simulate",
+        "trace.jsonl",
+        "--prefill=1",
+        "--decode=1",
+        "--json",
+    ]
+    environment = {"PYTHONPATH": f"{installed}{os.pathsep}{site}", "PATH": os.environ["PATH"]}
+    ran = subprocess.run(command, check=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert json.loads(ran.stdout)["finished"] == 1
+    places = [installed, *(link.resolve() for link in site.iterdir())]
+    files = {file for place in places for file in (place.rglob("*") if place.is_dir() else [place])}
+    assert sum(file.stat().st_size for file in files if file.is_file()) < 60e6
