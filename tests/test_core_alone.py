@@ -101,6 +101,10 @@ MISSING = {
     "from mooncake_lab.book.paper import curve; curve('fast_fig14_latency_breakdown')": "stats",
     "import mooncake_lab.calibrate": "stats",
     "from mooncake_lab.book.figures import style": "figures",
+    "from mooncake_lab.book.figures import drawn": "figures",
+    "from mooncake_lab.book.figures import what_if": "figures",
+    "from mooncake_lab.calibrate import scatter": "stats",
+    "from mooncake_lab.book.chapters.store import figures": "stats",
     "from mooncake_lab.book.experiments import run": "book",
     "import mooncake_lab.book.rendering": "book",
     "import mooncake_lab.engine": "engine",
@@ -261,6 +265,28 @@ def test_every_command_is_sorted():
     """A command is checked here to work or to name its extra; `doctor` says itself what is missing."""
     assert set(COMMANDS) == {"trace", "cache", "simulate", "doctor", *NEEDS}
     assert {name.partition(" ")[0] for name in REFUSED} == {"trace", *NEEDS}
+
+
+@pytest.mark.parametrize(
+    ("asked", "module", "named"),
+    [
+        ("serve", "numpy", "serve"),
+        ("engine", "numba.core", "engine"),
+        ("stats", "matplotlib", "figures"),
+        (None, "starlette", "serve"),
+    ],
+)
+def test_the_extra_that_is_asked_for_is_named_if_it_brings_the_module(asked, module, named):
+    """One `pip install` suffices for a command; what is beyond its extra, such as a figure, names its own."""
+    missing = missing_extra(ModuleNotFoundError(name=module), asked)
+    assert str(missing).endswith(f"pip install 'mooncake-lab[{named}]'")
+    assert str(missing_extra(missing)) == str(missing)
+
+
+def test_what_is_around_may_name_a_larger_extra():
+    """Statistics that a chapter needs are named as the book's."""
+    missing = missing_extra(ModuleNotFoundError(name="numpy"))
+    assert str(missing_extra(missing, "book")).endswith("[book]'")
 
 
 def test_other_missing_modules_are_not_blamed_on_an_extra():

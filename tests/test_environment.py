@@ -15,6 +15,7 @@ import yaml
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 
+from mooncake_lab.core.extras import CONTAINED
 from mooncake_lab.core.extras import EXTRAS as MODULES
 
 ROOT = Path(__file__).parents[1]
@@ -65,6 +66,10 @@ def test_the_extras_bring_the_modules_they_say():
         asked = {requirement.name for requirement in map(Requirement, EXTRAS[extra])}
         distributions = {of_module[module][0].lower().replace("_", "-") for module in modules}
         assert distributions <= asked, extra
+        (contained,) = [
+            each.extras for each in map(Requirement, EXTRAS[extra]) if each.name == PROJECT["name"]
+        ] or [set()]
+        assert contained == set(CONTAINED.get(extra, ())), extra
 
 
 def test_every_import_is_asked_for():

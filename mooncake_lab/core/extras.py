@@ -22,9 +22,25 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 """Each extra, and the modules that it brings beside those of the extras that it contains."""
 
+CONTAINED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "figures": ("stats",),
+        "engine": ("stats",),
+        "serve": ("engine",),
+        "book": ("engine", "figures"),
+        "cluster": ("stats",),
+        "classroom": ("stats",),
+    }
+)
+"""The extras that an extra contains."""
+
 
 class MissingExtraError(ModuleNotFoundError):
     """A library that an extra brings is not installed; the message names the extra."""
+
+
+def _brings(extra: str, module: str) -> bool:
+    return module in EXTRAS[extra] or any(_brings(each, module) for each in CONTAINED.get(extra, ()))
 
 
 def missing_extra(error: ModuleNotFoundError, extra: str | None = None) -> MissingExtraError | None:
@@ -32,15 +48,16 @@ def missing_extra(error: ModuleNotFoundError, extra: str | None = None) -> Missi
 
     Args:
         error: of the import.
-        extra: the one that the user needs for what was asked for; that of the module by default.
+        extra: the one that what was asked for needs, which is named if it brings the module.
     """
-    if isinstance(error, MissingExtraError) and extra is None:
-        return error
     module = (error.name or "").partition(".")[0]
-    of_module = next((name for name, modules in EXTRAS.items() if module in modules), None)
-    if of_module is None:
+    if extra is None or not _brings(extra, module):
+        if isinstance(error, MissingExtraError):
+            return error
+        extra = next((name for name, modules in EXTRAS.items() if module in modules), None)
+    if extra is None:
         return None
-    sentence = f"{module} is not installed; this needs it: pip install 'mooncake-lab[{extra or of_module}]'"
+    sentence = f"{module} is not installed; this needs it: pip install 'mooncake-lab[{extra}]'"
     return MissingExtraError(sentence, name=error.name, path=error.path)
 
 

@@ -2,3 +2,7 @@
 
 `experiment` computes tables, `claims` judges them beside the papers, `figures` draws them.
 """
+
+from mooncake_lab.core.extras import need
+
+need("stats")

@@ -1,5 +1,1 @@
 """One module a topic: tables and the paper's facts in, a matplotlib figure out."""
-
-from mooncake_lab.core.extras import need
-
-need("figures")

@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterator
 from itertools import cycle, groupby, pairwise
 from typing import Any, Final
 
-import numpy as np
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection, PathCollection, PolyCollection
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import PathPatch, Rectangle, StepPatch
-from matplotlib.ticker import FixedLocator
+from mooncake_lab.core.extras import naming_extra
+
+with naming_extra("figures"):
+    import numpy as np
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.collections import LineCollection, PathCollection, PolyCollection
+    from matplotlib.colors import to_hex
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import PathPatch, Rectangle, StepPatch
+    from matplotlib.ticker import FixedLocator
 
 DATA_TYPE: Final = "application/vnd.mooncake-lab.figure+csv"
 """The media type under which an executed notebook holds what a figure draws; viewers pass it by."""

@@ -24,18 +24,20 @@ from textwrap import wrap
 from types import MappingProxyType
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
-import matplotlib as mpl
-import numpy as np
-import pandas as pd
-import seaborn as sns
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.text import Text
-
 from mooncake_lab.book.figures.colours import COLOURS, FRAME, GROUND, letters
 from mooncake_lab.book.figures.drawn import DATA_TYPE, as_csv, has_filled_circles, in_words
 from mooncake_lab.core import sum_in_order
+from mooncake_lab.core.extras import naming_extra
+
+with naming_extra("figures"):
+    import matplotlib as mpl
+    import numpy as np
+    import pandas as pd
+    import seaborn as sns
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.text import Text
 
 HATCHES: Final[Mapping[str, str]] = MappingProxyType({"prefill": "", "decode": "///"})
 """Prefill is solid, decode hatched."""

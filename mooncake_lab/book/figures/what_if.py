@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
-import numpy as np
-import pandas as pd
-from matplotlib.ticker import LogLocator, MaxNLocator
-
 from mooncake_lab.book.figures.colours import COLOURS, css_property
 from mooncake_lab.book.figures.embed import embedded
+from mooncake_lab.core.extras import naming_extra
+
+with naming_extra("figures"):
+    import numpy as np
+    import pandas as pd
+    from matplotlib.ticker import LogLocator, MaxNLocator
 
 _WIDTH, _HEIGHT = 360, 226
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 246, 30, 186
