@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CORE = [Requirement(line).name for line in PROJECT["dependencies"]]
 SPENT = {"wall_s", "cpu_s", "peak_memory_mib"}
-ROWS = [([0, 1, 2], 1536, 30), ([0, 3], 1000, 5), ([0, 1, 2, 4], 2048, 1), ([5, 6], 700, 200), ([0, 3], 1024, 9)]
+ROWS = [([0, 1, 2], 1536, 30), ([0, 3], 1000, 5), ([0, 1, 2, 4], 2048, 1), ([5, 6], 700, 200), ([0, 8], 1024, 9)]
 TRACE = "".join(
     json.dumps({"timestamp": 700 * i, "input_length": tokens, "output_length": answer, "hash_ids": ids}) + "\n"
     for i, (ids, tokens, answer) in enumerate(ROWS)

@@ -10,7 +10,6 @@ import typer
 from typer.core import TyperGroup
 
 from mooncake_lab import __version__
-from mooncake_lab.core.extras import missing_extra
 
 COMMANDS: Final = {
     "trace": ("trace:app", "Describe and convert traces, fetch the released ones, and generate new ones."),
@@ -88,6 +87,8 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
+            from mooncake_lab.core.extras import missing_extra  # the list of commands does without
+
             sentence = missing_extra(error, NEEDS.get(ctx.invoked_subcommand))
             if sentence is None:
                 raise

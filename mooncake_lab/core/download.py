@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from http.client import HTTPException
+from http.client import HTTPException, IncompleteRead
 from pathlib import Path
 from typing import Final
 from urllib.request import Request, urlopen
@@ -52,20 +52,25 @@ def _received(address: str, name: str, *, progress: bool) -> Generator[bytes]:
     Raises:
         ConnectionError: when there is no answer, one that is an error, or less of it than it announced.
     """
+    received, is_whole = 0, False
     try:
         asked = Request(address, headers={"User-Agent": "mooncake-lab"})  # noqa: S310 - http or https
-        with urlopen(asked, timeout=_SILENCE_S) as answer, _bar(name, answer.length, progress=progress) as show:  # noqa: S310
-            announced, received = answer.length, 0
-            while chunk := answer.read(_CHUNK_BYTES):
-                yield chunk
-                received += len(chunk)
-                show(received)
+        with urlopen(asked, timeout=_SILENCE_S) as answer:  # noqa: S310
+            announced: int | None = answer.length
+            with _bar(name, announced, progress=progress) as show:
+                while chunk := answer.read(_CHUNK_BYTES):
+                    yield chunk
+                    received += len(chunk)
+                    show(received)
+            is_whole = announced is None or received == announced
+    except IncompleteRead:
+        pass
     except (OSError, HTTPException) as error:
         raise ConnectionError(_reason(error)) from error
     except ValueError as error:  # of the address, such as a bracket too few
         raise ValueError(f"{address!r} is not an address to fetch from ({error})") from None
-    if announced is not None and received != announced:
-        raise ConnectionError(f"the connection ended after {received:,} of {announced:,} bytes")
+    if not is_whole:
+        raise ConnectionError(f"the connection ended after {received:,} bytes, before the end of the file")
 
 
 def _reason(error: Exception) -> str:

@@ -17,7 +17,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "serve": ("jinja2", "prometheus_client", "starlette", "tokenizers", "uvicorn"),
         "book": ("jupyter_book", "latex2mathml", "nbconvert", "nbformat", "papermill"),
         "cluster": ("dask", "distributed"),
-        "classroom": ("IPython", "nbgrader"),
+        "classroom": ("IPython", "nbformat", "nbgrader"),
     }
 )
 """Each extra, and the modules that it brings beside those of the extras that it contains."""
