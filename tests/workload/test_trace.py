@@ -67,6 +67,23 @@ class TestHead:
             make_trace([0]).head(-1)
 
 
+class TestAtSpeed:
+    @pytest.mark.parametrize("speed", [0.3, 1.0, 7.0])
+    def test_only_the_arrivals_change(self, make_trace, speed):
+        """Each arrival is divided by the speed, with the bits that numpy gives; all else stays."""
+        trace = make_trace([0, 1], [0, 2], [3], arrival_s=[0.0, 0.7, 4.1])
+        faster = trace.at_speed(speed)
+        assert (faster.arrival_s == trace.arrival_s / speed).all()
+        assert faster.block_ids.tolist() == trace.block_ids.tolist()
+        assert len(faster) == 3
+
+    @pytest.mark.parametrize("speed", [0, -1.0, float("inf"), float("nan")])
+    def test_no_speed(self, make_trace, speed):
+        """A speed that is no positive number is refused."""
+        with pytest.raises(ValueError, match="positive numbers are allowed"):
+            make_trace([0]).at_speed(speed)
+
+
 class TestArraysOfTheStandardLibrary:
     def test_they_make_the_same_trace(self, make_trace):
         """Columns given as arrays read as the numpy arrays would, without a copy, and make the same requests."""

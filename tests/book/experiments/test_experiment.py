@@ -142,6 +142,25 @@ class TestRun:
         assert len(digests) == 3
 
 
+class TestProgress:
+    """A terminal shows how many points are computed, and nothing else does."""
+
+    def test_a_terminal_has_a_bar(self, tmp_path, monkeypatch, capsys):
+        """It counts the points of a sweep on stderr; a single point has none."""
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+        run(vary(Square(str(tmp_path)), x=(1, 2, 3)), cache=False)
+        shown = capsys.readouterr()
+        assert "points" in shown.err
+        assert not shown.out
+        run(Square(str(tmp_path)), cache=False)
+        assert not capsys.readouterr().err
+
+    def test_a_log_has_none(self, tmp_path, capsys):
+        """Notebooks and files get only the table."""
+        run(vary(Square(str(tmp_path)), x=(1, 2, 3)), cache=False)
+        assert capsys.readouterr() == ("", "")
+
+
 class TestRecord:
     def test_writes_plain_numbers_and_where_they_came_from(self, tmp_path):
         """Tables and numbers become plain JSON, with their sources."""
