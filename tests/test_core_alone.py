@@ -55,6 +55,7 @@ WORK = {
     "fetch": ["trace", "fetch", "synthetic", "--to", "{folder}", "--url", "{url}", "--json"],
     "stats": ["trace", "stats", "{file}", "--json"],
     "stats of a fetched trace": ["trace", "stats", "{folder}/synthetic_trace.jsonl", "--json"],
+    "convert": ["trace", "convert", "{file}", "{folder}/converted.jsonl.gz", "--force", "--json"],
     "cache": ["cache", "{file}", "--capacity", "3", "--json"],
     "cache in tokens": ["cache", "{file}", "--capacity", "2000", "--unit=tokens", "--policy=belady", "--json"],
     "cache of a fetched trace": ["cache", "{folder}/synthetic_trace.jsonl", "--capacity", "inf", "--json"],
@@ -77,6 +78,8 @@ WORK = {
 HELP = {f"help of {name}": [name, "--help"] for name in ("trace", "cache", "simulate")}
 REFUSED = {
     "trace synth": (["trace", "synth", "--like", "conversation", "-o", "{folder}/twin.jsonl"], "stats"),
+    "trace describe": (["trace", "describe", "{file}"], "stats"),
+    "trace servegen": (["trace", "servegen", "{folder}", "-o", "{folder}/drawn.jsonl"], "stats"),
     "generate": (["generate", "--prompt-ids", "{folder}/ids.json", "--model", "random:lab-tiny"], "engine"),
     "serve": (["serve", "--model", "random:lab-tiny"], "serve"),
     "calibrate": (["calibrate", "{file}", "--url", "http://127.0.0.1:9"], "stats"),

@@ -14,6 +14,7 @@ from mooncake_lab.cli.options import (
     Json,
     Lenient,
     TraceFile,
+    fail,
     one_of,
     read_or_fail,
 )
