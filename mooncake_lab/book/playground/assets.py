@@ -192,6 +192,7 @@ def fetch_pyodide(cache: Path, *, offline: bool = False) -> Path:
         raise ConnectionError(
             f"could not fetch {PYODIDE_URL} ({error}); connect to the internet, or put that file into {cache}"
         ) from error
+    return kept
 
 
 def fetch_wheels(cache: Path, *, offline: bool = False) -> list[Path]:

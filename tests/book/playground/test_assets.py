@@ -58,6 +58,16 @@ def test_what_is_here_is_used_offline(tmp_path, monkeypatch):
     assert assets.fetch_wheels(tmp_path, offline=True) == [tmp_path / "wheels" / "one.whl"]
 
 
+def test_what_is_fetched_is_kept(tmp_path, monkeypatch):
+    """The archive lies in the cache under its own name, and is not fetched again."""
+    monkeypatch.setattr(assets, "download", lambda _address, path, _sha256: path.write_bytes(b"archive"))
+    archive = assets.fetch_pyodide(tmp_path)
+    assert archive == tmp_path / assets.PYODIDE_URL.rpartition("/")[2]
+    monkeypatch.setattr(assets, "PYODIDE_SHA256", assets.file_sha256(archive))
+    monkeypatch.setattr(assets, "download", no_network)
+    assert assets.fetch_pyodide(tmp_path) == archive
+
+
 def test_what_is_not_what_was_asked_for_is_an_error(tmp_path, monkeypatch, capsys):
     """A file with another digest is no matter of the network: the exit status is 1."""
 
