@@ -1,20 +1,29 @@
 """Replay: a sequence of requests through one cache, without time; what the hit rate would have been."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from mooncake_lab.core import BlockKey, blocks_for
 from mooncake_lab.store.eviction import Belady, EvictionPolicy, PolicyFactory, make_policy
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
-Requests: TypeAlias = "Sequence[Sequence[BlockKey] | npt.NDArray[np.int64]]"
-"""The block keys of each request, front to back; arrays of numpy are taken, and not needed."""
+class Array(Protocol):
+    """An array of whole numbers, such as numpy's, which is taken and not needed."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def tolist(self) -> Any:
+        """Its numbers as a list of Python's."""
+        ...
+
+
+Requests: TypeAlias = Sequence[Sequence[BlockKey] | Array]
+"""The block keys of each request, front to back."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -67,7 +76,7 @@ def replay(requests: Requests, policy: str | PolicyFactory, capacity_blocks: int
 
 def replay_tokens(
     requests: Requests,
-    input_tokens: "Sequence[int] | npt.NDArray[np.int64]",
+    input_tokens: Sequence[int] | Array,
     policy: str | PolicyFactory,
     capacity_tokens: int | None,
     *,
