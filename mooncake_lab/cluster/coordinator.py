@@ -247,7 +247,7 @@ class Coordinator:
             self._prefix_fetched(event, worker)
         elif isinstance(event, events.TierRead):
             self._tier_read(event, worker, state)
-        elif isinstance(event, events.KVSent):
+        elif isinstance(event, events.KVSent):  # pyright: ignore[reportUnnecessaryIsInstance]
             worker.prefill.sent(event.attempt)
         else:
             assert_never(event)
@@ -264,9 +264,9 @@ class Coordinator:
         elif isinstance(event, events.RequestDone):
             if state.phase == "decoding":
                 self._request_done(event, state)
-        elif isinstance(event, events.AttemptFailed) and event.retriable:
+        elif isinstance(event, events.AttemptFailed) and event.retriable:  # pyright: ignore[reportUnnecessaryIsInstance]
             self._place_again(state, event.reason, event.suspects)
-        elif isinstance(event, events.AttemptFailed):
+        elif isinstance(event, events.AttemptFailed):  # pyright: ignore[reportUnnecessaryIsInstance]
             self._cancel(state)
             self._reject(state, event.stage, event.reason, event.at_s)
         else:
@@ -281,7 +281,7 @@ class Coordinator:
         elif isinstance(event, events.Cancelled):
             self._cancel(state)
             self._reject(state, "client", event.reason, event.at_s)
-        elif isinstance(event, events.ClientStopped):
+        elif isinstance(event, events.ClientStopped):  # pyright: ignore[reportUnnecessaryIsInstance]
             tokens = state.shown_now()
             self._cancel(state)
             self._finish(state, tokens, event.at_s)
@@ -301,7 +301,7 @@ class Coordinator:
             self._worker_down(event)
         elif isinstance(event, events.WorkerConfirmed):
             self._confirmed(event)
-        elif isinstance(event, RunEnded):
+        elif isinstance(event, RunEnded):  # pyright: ignore[reportUnnecessaryIsInstance]
             self._run_ended(event)
         else:
             assert_never(event)

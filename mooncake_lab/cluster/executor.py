@@ -66,7 +66,7 @@ def carry_out(command: Command, executor: Executor) -> None:
         executor.reject(command)
     elif isinstance(command, events.CancelAttempt):
         executor.cancel_attempt(command)
-    elif isinstance(command, events.ConfirmWorkers):
+    elif isinstance(command, events.ConfirmWorkers):  # pyright: ignore[reportUnnecessaryIsInstance]
         executor.confirm_workers(command)
     else:
         assert_never(command)
