@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.book.chapters.store.leaves import replay_leaves
-from mooncake_lab.book.chapters.store.replay import replay
 from mooncake_lab.book.paper.facts import data_dir
 from mooncake_lab.store import EVICTION_POLICIES
+from mooncake_lab.store.replay import replay
 from mooncake_lab.workload import Trace, load
 
 TRACES: Final = ("conversation", "synthetic")

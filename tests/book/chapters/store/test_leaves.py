@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mooncake_lab.book.chapters.store.gap import gap_rows, hit_rates, second_half_tokens
 from mooncake_lab.book.chapters.store.leaves import replay_leaves
-from mooncake_lab.book.chapters.store.replay import replay
 from mooncake_lab.store import EVICTION_POLICIES
+from mooncake_lab.store.replay import replay
 from mooncake_lab.workload import Trace, load
 
 RECORD = json.loads((Path(__file__).parents[4] / "data/measured/kvcache_simulator.json").read_text())["traces"]
