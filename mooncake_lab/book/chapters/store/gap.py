@@ -40,6 +40,7 @@ def hit_rates(trace: Trace, capacity_blocks: int) -> dict[str, float]:
     """The share of the second half's prompt tokens that each policy finds."""
     requests = [trace.blocks_of(i).tolist() for i in range(len(trace))]
     found = {name: replay(requests, name, capacity_blocks).prefix_hits_by_request for name in EVICTION_POLICIES}
+    found = {name: np.asarray(blocks) for name, blocks in found.items()}
     found["lru on prefixes"] = replay_leaves(requests, capacity_blocks)
     found["optimum on prefixes"] = replay_leaves(requests, capacity_blocks, optimum=True)
     total = int(trace.input_tokens[len(trace) // 2 :].sum())
