@@ -41,7 +41,6 @@ WHOLE = {
     "serving/calibration.py": {"tokens - reused", "batch * (STEPS + 2 + batch)", "row[0]"},
     "serving/clients.py": {"max(1, min(len(each.contexts), most))"},
     "serving/measuring.py": {"request.known"},
-    "serving/prefix_cache.py": {"tier.damaged"},
     "simulation/coupled.py": {"held - self._in_memory_blocks(request_id)"},
     "simulation/kv_transfer.py": {"min(size, most - place * size)"},
     "store/backed_tier.py": {"layers", "list(freeing.values())"},

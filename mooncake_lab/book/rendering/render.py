@@ -231,10 +231,10 @@ def _defined(name: str, source: Path) -> str:
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """What a module states, with the imports that only a type checker sees: those of names that load when used."""
+    """What a module states, with the imports that only a type checker sees, or that name the extra they need."""
     for node in tree.body:
         match node:
-            case ast.If(test=ast.Name(id="TYPE_CHECKING"), body=body):
+            case ast.If(test=ast.Name(id="TYPE_CHECKING"), body=body) | ast.With(body=body):
                 yield from body
             case _:
                 yield node

@@ -54,7 +54,7 @@ def test_no_more_than_ever_seen_and_no_less_than_the_last_request(draws, capacit
 def test_a_cache_without_limit_has_one_rule(draws):
     """Where nothing leaves, both orders find what plain replay finds."""
     requests = chained(draws)
-    plain = replay(requests, "lru", None).prefix_hits_by_request.tolist()
+    plain = replay(requests, "lru", None).prefix_hits_by_request
     for optimum in (False, True):
         assert replay_leaves(requests, 1000, optimum=optimum).tolist() == plain
 
