@@ -39,6 +39,7 @@ TESTS = (
 """The tests of packages that compute results without torch."""
 LEFT_OUT = {
     "tests/book/testbeds/test_sarathi_serve.py": "compares with tables of chapter 6, which imports the engine",
+    "tests/contract/test_executors.py": "compares runtimes, one of which is the live cluster",
     "tests/book/paper/test_pages.py": "asks `mooncake-lab doctor` for the device of torch",
 }
 """Files below those that need torch, and why."""

@@ -25,22 +25,23 @@ from mooncake_lab.workload import Trace, load
 TRACES: Final = ("conversation", "synthetic")
 
 
-def second_half_tokens(trace: Trace, blocks: npt.NDArray[np.int64]) -> int:
+def second_half_tokens(trace: Trace, blocks: Sequence[int] | npt.NDArray[np.int64]) -> int:
     """Tokens of the prefixes that the second half of the requests found; a last block counts what it holds.
 
     Args:
         trace: what was replayed.
-        blocks: shape (requests,), found at the front of each prompt.
+        blocks: of each request, found at the front of its prompt.
     """
-    tokens = np.minimum(blocks * trace.block_size_tokens, trace.input_tokens)
+    tokens = np.minimum(np.asarray(blocks) * trace.block_size_tokens, trace.input_tokens)
     return int(tokens[len(trace) // 2 :].sum())
 
 
 def hit_rates(trace: Trace, capacity_blocks: int) -> dict[str, float]:
     """The share of the second half's prompt tokens that each policy finds."""
     requests = [trace.blocks_of(i).tolist() for i in range(len(trace))]
-    found = {name: replay(requests, name, capacity_blocks).prefix_hits_by_request for name in EVICTION_POLICIES}
-    found = {name: np.asarray(blocks) for name, blocks in found.items()}
+    found: dict[str, Sequence[int] | npt.NDArray[np.int64]] = {
+        name: replay(requests, name, capacity_blocks).prefix_hits_by_request for name in EVICTION_POLICIES
+    }
     found["lru on prefixes"] = replay_leaves(requests, capacity_blocks)
     found["optimum on prefixes"] = replay_leaves(requests, capacity_blocks, optimum=True)
     total = int(trace.input_tokens[len(trace) // 2 :].sum())
