@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib import import_module
@@ -14,6 +15,8 @@ from mooncake_lab.core.extras import naming_extra
 
 _PR_SET_PDEATHSIG: Final = 1
 _EVERY_OBJECTS: Final = 50_000
+_blocks_lock: Final = threading.Lock()
+_thresholds_before: Final[list[tuple[int, int, int]]] = []  # one for each block in which a thread is
 
 
 def end_with_parent(parent: int) -> None:
@@ -35,14 +38,20 @@ def rare_collections() -> Generator[None]:
     """Look for garbage seldom in this block: a run makes records and requests that stay until its end.
 
     Looking through them again and again takes a quarter of a replay of 12,000 requests. What is garbage is still
-    found, a few ten thousand objects later; thresholds are those of before afterwards.
+    found, a few ten thousand objects later. When the last such block of all threads ends, the thresholds are those
+    from before the first.
     """
-    before = gc.get_threshold()
-    gc.set_threshold(_EVERY_OBJECTS, *before[1:])
+    with _blocks_lock:
+        _thresholds_before.append(gc.get_threshold())
+        gc.set_threshold(_EVERY_OBJECTS, *_thresholds_before[0][1:])
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        with _blocks_lock:
+            before = _thresholds_before[0]
+            _thresholds_before.pop()
+            if not _thresholds_before:
+                gc.set_threshold(*before)
 
 
 def lazy_names(package: str, *modules: str, extra: str | None = None) -> Callable[[str], object]:

@@ -51,7 +51,7 @@ HELPERS = [
     ),
     "import numpy as np\nTABLE = np.arange(9)\ndef helper(t, n): return int(TABLE[2])",
     (
-        "import logging\nlog = logging.getLogger()\nlog.setLevel(logging.ERROR)\n"
+        "import logging\nlog = logging.getLogger('mine')\nlog.setLevel(logging.ERROR)\n"
         "def helper(t, n):\n    log.info(t)\n    return 2"
     ),
     "count = 0\ncount += 1\ncount += 1\ndef helper(t, n): return count",
