@@ -132,10 +132,14 @@ def test_prompts_that_wait_together_may_be_packed(open_cluster, traced, expected
     assert [record.request_id for record in prefills] == placed
 
 
-def test_first_shown_by_prefill_and_moves_by_layer(open_cluster, traced, expected):
-    """The first token may come from the prefill worker, and each layer's move may be a record of its own."""
+def test_first_shown_by_prefill_and_moves_by_layer(open_cluster, traced, expected, believed):
+    """The first token may come from the prefill worker, and each layer's move may be a record of its own.
+
+    A prompt takes long, so that its first layer has arrived before its end even on a busy machine.
+    """
     requests = traced(6, tokens=200)
-    with open_cluster(first_shown_by="prefill", log_layers=True, chunk_tokens=16) as live:
+    slow = Pacer.of(replace(believed, prefill=replace(believed.prefill, constant_s=0.5)))
+    with open_cluster(first_shown_by="prefill", log_layers=True, chunk_tokens=16, pacer=slow) as live:
         log = live.run(requests)
         assert live.outputs == expected(requests)
     assert check_log(log) == ()
