@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from axe import ALL_BUT_CONTRAST, figures_as_images, grave_faults, response, settled
+from PIL import Image
 
 pytestmark = pytest.mark.site
 
@@ -240,3 +241,22 @@ def test_every_drawn_figure_offers_its_data(visit, address):
         head, *rows = page.request.get(link).text().splitlines()
         assert {"panel", "kind", "x", "y"} <= set(head.split(","))
         assert rows
+
+
+def test_a_figure_can_be_saved(chapter, tmp_path):
+    """A click saves the drawing as SVG, whole without its page, or as PNG, which shows more than paper."""
+    figure = chapter.page.locator("figure:has(.drawing svg)").first
+    saved: dict[str, Path] = {}
+    for kind in ("SVG", "PNG"):
+        with chapter.page.expect_download() as download:
+            figure.get_by_role("button", name=f"Save this figure as {kind}").click()
+        saved[kind] = tmp_path / download.value.suggested_filename
+        download.value.save_as(saved[kind])
+        assert saved[kind].name == f"{figure.get_attribute('id')}.{kind.lower()}"
+    read = "text => new DOMParser().parseFromString(text, 'image/svg+xml').documentElement.tagName"
+    assert chapter.page.evaluate(read, saved["SVG"].read_text(encoding="utf-8")) == "svg"
+    with Image.open(saved["PNG"]) as picture:
+        shades = picture.convert("L").getcolors()
+    assert shades is not None
+    assert len(shades) > 10
+    assert max(shades)[1] == 255
