@@ -19,6 +19,7 @@ GRADES ?= build/grades
 HIDDEN_SEED ?=
 JOBS ?= 1
 REQUIRE_RECORD ?=
+SOLUTIONS ?= yes
 REQUIRE_PYTHONS ?=
 PACKAGES ?=
 PKG ?= conductor
@@ -46,10 +47,10 @@ help: ## List the targets
 	@printf '\nStart with `make book`; the first run fills $(VENV), which takes a minute or two.\n'
 
 # the chapters in a make of their own: in a parallel one they would begin before the traces are there
-book: playground book-traces ## Execute the chapters and render the book; ends with the path to open [SCALE SEED OFFLINE]
+book: playground book-traces ## Execute the chapters and render the book; ends with the path to open [SCALE SEED OFFLINE SOLUTIONS=no]
 	@$(MAKE) notebooks
 	@$(BIN)/python -m mooncake_lab.book.rendering.statements book $(if $(REQUIRE_RECORD),--require-record)
-	@$(BIN)/python -m mooncake_lab.book.rendering.render book
+	@$(BIN)/python -m mooncake_lab.book.rendering.render book $(if $(filter no,$(SOLUTIONS)),--without-solutions)
 
 # before the chapters, which take minutes: what cannot be fetched is said at once
 playground: $(ENV)

@@ -1,5 +1,5 @@
 # ruff: noqa: INP001 - Sphinx finds an extension by its file, not in a package
-"""What this book needs of Sphinx besides configuration: banner, addresses, coloured listings, corrections.
+"""What this book needs of Sphinx besides configuration: banner, addresses, listings, corrections, a class's copy.
 
 The banner says on every page that generated twins stood in for the released traces, when they did.
 Launch links would name `book/chapters/`, which is generated; the notebooks that Binder and Colab can
@@ -11,17 +11,20 @@ draws them again as pictures; it also loads the search on pages that do not sear
 """
 
 import html
+import os
 import re
 import textwrap
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import yaml
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
 from mooncake_lab.book.rendering.provenance import read_provenance
+from mooncake_lab.book.rendering.render import WITHOUT_SOLUTIONS
 
 GENERATED = "book/chapters/"
 SOURCES = "notebooks/"
@@ -34,6 +37,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-read", tell_exercises_apart)
     app.connect("config-inited", add_banner)
     app.connect("config-inited", set_address)
+    app.connect("config-inited", leave_solutions_out)
     app.connect("html-page-context", describe_other_pages, priority=502)
     app.connect("html-page-context", point_at_sources, priority=502)  # after the theme made its buttons
     app.connect("build-finished", mend_pages)
@@ -48,11 +52,20 @@ def add_banner(app: Sphinx, config: Config) -> None:
         config.html_theme_options["announcement"] = banner
 
 
-def set_address(_app: Sphinx, config: Config) -> None:
-    """Say where the book is published: the pages of the repository, unless the configuration says otherwise."""
-    repository = urlsplit(config.html_theme_options["repository_url"])
-    owner, name = repository.path.strip("/").split("/")
+def set_address(app: Sphinx, config: Config) -> None:
+    """Take the repository from `CITATION.cff`, and the book's address from the repository, unless configured."""
+    citation = yaml.safe_load((Path(app.srcdir).parent / "CITATION.cff").read_text(encoding="utf-8"))
+    config.html_theme_options["repository_url"] = citation["repository-code"]
+    owner, name = urlsplit(citation["repository-code"]).path.strip("/").split("/")
     config.ogp_site_url = config.ogp_site_url or f"https://{owner}.github.io/{name}/"
+
+
+def leave_solutions_out(_app: Sphinx, config: Config) -> None:
+    """For a class: no solutions on the pages, and no buttons to the notebooks, which contain them."""
+    if os.environ.get(WITHOUT_SOLUTIONS):
+        config.hide_solutions = True
+        config.html_copy_source = False
+        config.html_theme_options.update(use_download_button=False, launch_buttons={})
 
 
 def describe_other_pages(app: Sphinx, _page: str, _template: str, context: dict[str, Any], doctree: Any) -> None:

@@ -1,6 +1,6 @@
 """The book as HTML: Jupyter Book over the executed chapters, warnings as errors, skipped when nothing changed.
 
-    python -m mooncake_lab.book.rendering.render book
+    python -m mooncake_lab.book.rendering.render book [--without-solutions]
 
 All pages or none: Sphinx can render only the pages that changed, but then links between pages go stale
 (the numbers of citations), and pages that were deleted stay. So the digest of everything it reads is kept
@@ -12,13 +12,14 @@ that a package's `__init__` lists in `__all__` count. A stub has the docstrings;
 without a docstring, stay out.
 """
 
+import argparse
 import ast
 import os
 import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -29,19 +30,27 @@ from mooncake_lab.book.figures.embed import STATIC
 from mooncake_lab.book.paper import data_dir
 from mooncake_lab.book.rendering.provenance import read_provenance
 
+WITHOUT_SOLUTIONS: Final = "MOONCAKE_BOOK_WITHOUT_SOLUTIONS"
+"""The variable that tells the extensions of the book to leave the solutions of exercises out."""
 _STAMP: Final = "inputs.sha256"
+_BESIDE: Final = ("requirements.lock", "CITATION.cff")
 _GENERATED: Final = ("_build", "__pycache__")
 _FLAGS: Final = ("-W", "-n", "--keep-going", "-q")
 
 
-def render(book: Path, *, force: bool = False) -> int:
-    """Render a Jupyter Book folder into `book/_build/html`; the exit status of the renderer."""
+def render(book: Path, *, solutions: bool = True) -> int:
+    """Render a Jupyter Book folder into `book/_build/html`; the exit status of the renderer.
+
+    Args:
+        book: the folder.
+        solutions: whether the pages contain the solutions of their exercises.
+    """
     build = book / "_build"
     index, stamp = build / "html" / "index.html", build / _STAMP
-    digest = inputs_digest(book)
-    if force or not index.is_file() or not stamp.is_file() or stamp.read_text() != digest:
+    digest = inputs_digest(book) + ("" if solutions else " without solutions")
+    if not index.is_file() or not stamp.is_file() or stamp.read_text() != digest:
         shutil.rmtree(build, ignore_errors=True)
-        status = _jupyter_book(book)
+        status = _jupyter_book(book, {} if solutions else {WITHOUT_SOLUTIONS: "1"})
         if status != 0:
             sys.stderr.write(
                 f"The book was not rendered; jupyter-book ended with {status}, its warnings are above.\n"
@@ -68,13 +77,14 @@ def inputs_digest(book: Path) -> str:
     code = reached("\n".join(path.read_text(encoding="utf-8") for path in sorted(book.glob("_ext/*.py"))))
     return tree_digest(
         book.parent,
-        [*inputs, book.parent / "requirements.lock", *STATIC.iterdir(), *data_dir().rglob("*.csv"), *code],
+        [*inputs, *(book.parent / name for name in _BESIDE), *STATIC.iterdir(), *data_dir().rglob("*.csv"), *code],
     )
 
 
-def _jupyter_book(book: Path) -> int:
+def _jupyter_book(book: Path, told: Mapping[str, str]) -> int:
     command = [Path(sys.executable).with_name("jupyter-book"), "build", *_FLAGS, str(book)]
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}  # deprecations inside the renderer's own libraries
+    # no warnings: deprecations inside the renderer's own libraries
+    environment = {**os.environ, **told, "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, env=environment, check=False, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own interpreter and folder
     if done.returncode != 0:
         sys.stderr.write(done.stdout)
@@ -248,13 +258,13 @@ def _source_of(module: str) -> Path | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line: one folder."""
-    if len(arguments) != 1:
-        sys.stderr.write("usage: python -m mooncake_lab.book.rendering.render BOOK_FOLDER\n")
-        return 2
-    book = Path(arguments[0])
-    write_reference(book / "reference")
-    return render(book)
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m mooncake_lab.book.rendering.render")
+    parser.add_argument("book", type=Path, help="the book's folder")
+    parser.add_argument("--without-solutions", action="store_true", help="leave out the solutions of exercises")
+    told = parser.parse_args(arguments)
+    write_reference(told.book / "reference")
+    return render(told.book, solutions=not told.without_solutions)
 
 
 if __name__ == "__main__":

@@ -84,3 +84,26 @@ def test_a_drawing_stands_in_the_page(extension, page, tmp_path):
     assert 'aria-label="A curve."' in raw.astext()
     assert 'id="d01234567-p"' in raw.astext()
     assert "var(--fig-mooncake, #0069a8)" in raw.astext()
+
+
+@pytest.mark.parametrize("told", [None, "1"])
+def test_a_class_gets_no_solutions_and_no_way_to_them(extension, monkeypatch, told):
+    """When told so, solutions are hidden, sources are not copied, and no button leads to a notebook."""
+    module = extension("mooncake_book")
+    if told:
+        monkeypatch.setenv(module.WITHOUT_SOLUTIONS, told)
+    options = {"use_download_button": True, "launch_buttons": {"colab_url": "https://example.org"}}
+    config = SimpleNamespace(hide_solutions=False, html_copy_source=True, html_theme_options=options)
+    module.leave_solutions_out(None, config)
+    assert config.hide_solutions == bool(told)
+    assert config.html_copy_source == options["use_download_button"] == (not told)
+    assert bool(options["launch_buttons"]) == (not told)
+
+
+def test_the_address_is_that_of_the_citation(extension, tmp_path):
+    """Buttons and the address of the pages follow from the repository that `CITATION.cff` names."""
+    (tmp_path / "CITATION.cff").write_text("repository-code: https://github.com/someone/something\n")
+    config = SimpleNamespace(html_theme_options={}, ogp_site_url="")
+    extension("mooncake_book").set_address(SimpleNamespace(srcdir=tmp_path / "book"), config)
+    assert config.html_theme_options["repository_url"] == "https://github.com/someone/something"
+    assert config.ogp_site_url == "https://someone.github.io/something/"

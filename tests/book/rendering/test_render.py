@@ -20,10 +20,11 @@ def book(tmp_path, monkeypatch):
     (folder / "_config.yml").write_text("title: T\n")
     (folder / "chapters" / "01_alpha.ipynb").write_text("{}")
     (tmp_path / "requirements.lock").write_text("jupyter-book==1\n")
+    (tmp_path / "CITATION.cff").write_text("repository-code: https://github.com/a/b\n")
     calls = []
 
-    def rendered(command, **_):
-        calls.append(command)
+    def rendered(command, *, env, **_):
+        calls.append([*command, *(["no solutions"] if module.WITHOUT_SOLUTIONS in env else [])])
         status = 1 if "broken" in (folder / "_config.yml").read_text() else 0
         (folder / "_build" / "html").mkdir(parents=True, exist_ok=True)
         (folder / "_build" / "html" / "index.html").write_text("page")
@@ -33,7 +34,9 @@ def book(tmp_path, monkeypatch):
     return folder, calls
 
 
-@pytest.mark.parametrize("change", ["book/chapters/01_alpha.ipynb", "book/new.md", "requirements.lock", None])
+@pytest.mark.parametrize(
+    "change", ["book/chapters/01_alpha.ipynb", "book/new.md", "requirements.lock", "CITATION.cff", None]
+)
 def test_any_input_counts_and_nothing_else(book, change):
     """A build with nothing to do renders nothing; a changed, new or deleted input renders all again."""
     folder, calls = book
@@ -76,3 +79,11 @@ def test_a_failed_rendering_is_not_remembered(book, capsys):
     assert render(folder) == render(folder) == 1
     assert len(calls) == 2
     assert "WARNING: broken" in capsys.readouterr().err
+
+
+def test_a_book_with_solutions_is_another_book(book):
+    """Without solutions it is rendered again, and so it is with them afterwards."""
+    folder, calls = book
+    for solutions in (True, False, False, True):
+        assert render(folder, solutions=solutions) == 0
+    assert ["no solutions" in call for call in calls] == [False, True, False]
