@@ -61,7 +61,16 @@ _FOLDER_PREFIX: Final = "mooncake-lab-submission-"
 
 
 class SubmissionError(Exception):
-    """A submission raised, answered nonsense, took too long or ended; the message is for the student."""
+    """A submission raised, answered nonsense, took too long or ended; the message is for the student.
+
+    Args:
+        said: to the student.
+        score: what an open task measured before it was lost.
+    """
+
+    def __init__(self, said: str, score: float | None = None) -> None:
+        super().__init__(said)
+        self.score = score
 
 
 @dataclass(slots=True, kw_only=True)
