@@ -331,7 +331,10 @@ class _Folder:
         _forget_abandoned_folders()
         while True:
             self.path = tempfile.mkdtemp(prefix=_FOLDER_PREFIX)
-            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:  # another grader took it for abandoned
+                continue
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             if os.fstat(self._lock).st_nlink:  # no other grader took it for abandoned before it was locked
                 return
