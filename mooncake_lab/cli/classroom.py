@@ -140,6 +140,7 @@ def collect_(
         "handed_in"
     ),
     sources: Sources = _SOURCES,
+    json_: Json = False,
 ) -> None:
     """Put the notebooks of a zip file of Canvas or Moodle into one folder per student.
 
@@ -171,7 +172,12 @@ def collect_(
     if found.missing:
         names = ", ".join(printable(each.name or each.id) for each in found.missing)
         typer.echo(f"mooncake-lab classroom collect: nothing came from {names}", err=True)
-    for each in found.collected:
+    if json_:
+        missing = [printable(each.name or each.id) for each in found.missing]
+        left = [str(each) for each in found.left]
+        collected = msgspec.to_builtins(found.collected)
+        typer.echo(msgspec.json.encode({"collected": collected, "left": left, "missing": missing}))
+    for each in () if json_ else found.collected:
         days = f", {each.days_late} days late" if each.days_late else ""
         typer.echo(f"{each.student} {each.assignment}{days}")
     if found.left:
@@ -184,6 +190,7 @@ def regrade(
     topic: Annotated[str, typer.Argument(help="The assignment.")],
     why: Annotated[str, typer.Option(help="The reason, which the student reads.")],
     out: Annotated[Path, typer.Option(help="Where the grades are.", exists=True, file_okay=False)] = _GRADES,
+    json_: Json = False,
 ) -> None:
     """Let the next `classroom grade` grade a notebook again; OUT/regrades.csv keeps the reason and the old points.
 
@@ -200,6 +207,8 @@ def regrade(
         day = datetime.now(UTC).date().isoformat()
         one = Regrade(day=day, student=student, assignment=topic, points_before="", why=why)
         ask_again(out, page_of(student, topic, out), graded, one)
+    if json_:
+        typer.echo(msgspec.json.encode(one))
     typer.echo(f"{student} {topic} is graded again by the next run of classroom grade", err=True)
 
 
@@ -220,6 +229,7 @@ def export(
     ] = "",
     out: Annotated[Path, typer.Option(help="Where the grades are.", file_okay=False)] = _GRADES,
     sources: Sources = _SOURCES,
+    json_: Json = False,
 ) -> None:
     """Write points as Canvas or Moodle imports them, or an autograder for Gradescope.
 
@@ -243,7 +253,7 @@ def export(
                 notebook, class_secret(out), package or f"mooncake-lab[classroom] @ git+{_HOME}"
             )
             file.write_bytes(content)
-        typer.echo(file)
+        _print_file(file, json_=json_)
         return
     if roster is None:
         fail("classroom export", f"--roster is needed: the table that {to.capitalize()} exports of this class")
@@ -251,7 +261,7 @@ def export(
         totals, members = read_csv(out / TOTALS, ("student", "total")), read_roster(roster)
         made = (canvas_csv if to == "canvas" else moodle_csv)(totals, members, read_collected(submissions))
         file.write_text(made.text, encoding="utf-8")
-    typer.echo(file)
+    _print_file(file, json_=json_, unmatched=list(made.unmatched))
     for student in made.unmatched:
         typer.echo(f"mooncake-lab classroom export: {student} is not in {roster}, or not only once", err=True)
     if made.unmatched:
@@ -265,6 +275,7 @@ def gradescope(
     secret: Annotated[Path, typer.Option(help="The file with the hidden seed.", exists=True, dir_okay=False)],
     out: Annotated[Path, file_to_write("The results.json to write.")],
     sources: Sources = _SOURCES,
+    json_: Json = False,
 ) -> None:
     """Grade one submission and write the results.json of Gradescope; the autograder of `export` calls this.
 
@@ -287,6 +298,8 @@ def gradescope(
             except UnconfinableError as error:
                 results = ungraded_results(f"nothing was graded, because this machine cannot confine it: {error}")
     out.write_text(as_json(results), encoding="utf-8")
+    if json_:
+        typer.echo(as_json(results))
 
 
 @app.command()
@@ -294,6 +307,7 @@ def leaderboard(
     out: Annotated[Path, typer.Option(help="Where the grades are.", exists=True, file_okay=False)] = _GRADES,
     sources: Sources = _SOURCES,
     seed: Annotated[str, typer.Option(help="As for classroom grade.")] = "",
+    json_: Json = False,
 ) -> None:
     """Write OUT/leaderboard.html: the scores of open tasks under pseudonyms, the teacher's and the optimum's.
 
@@ -332,7 +346,11 @@ def leaderboard(
         ):
             with complete_file(out / name) as written:
                 written.write(text.encode())
-    typer.echo(out / "leaderboard.html")
+    _print_file(out / "leaderboard.html", json_=json_)
+
+
+def _print_file(file: Path, *, json_: bool, **more: list[str]) -> None:
+    typer.echo(msgspec.json.encode({"file": str(file), **more}) if json_ else file)
 
 
 def _print_grades(grades: Sequence["Grade"], ungraded: Sequence["Ungraded"], out: Path, *, json_: bool) -> None:

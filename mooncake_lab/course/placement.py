@@ -6,6 +6,7 @@ from typing import Final
 
 from mooncake_lab.book.chapters.placement.experiment import mean_ttft_s
 from mooncake_lab.conductor import KVCacheCentric, PlacementPolicy
+from mooncake_lab.core import sum_in_order
 from mooncake_lab.workload import Trace
 from mooncake_lab.workload.twin import make_twin
 
@@ -32,7 +33,7 @@ def ttft_saved_share(policy: PlacementPolicy, seed: int | random.Random = 0) -> 
     """
     traces = busy_traces(seed)
     theirs, ours = (_mean_ttfts_s(each, traces) for each in (policy, KVCacheCentric()))
-    return sum(1 - mine / best for mine, best in zip(theirs, ours, strict=True)) / len(traces)
+    return sum_in_order(1 - mine / best for mine, best in zip(theirs, ours, strict=True)) / len(traces)
 
 
 def _mean_ttfts_s(policy: PlacementPolicy, traces: Sequence[Trace]) -> list[float]:

@@ -14,7 +14,7 @@ from mooncake_lab.course.grading.export import canvas_csv, gradescope_results, m
 from mooncake_lab.course.grading.grade import ASSIGNMENTS, Grade, Mark
 from mooncake_lab.course.grading.inbox import Collected
 from mooncake_lab.course.grading.roster import read_roster
-from mooncake_lab.course.grading.tables import Row
+from mooncake_lab.course.grading.tables import TableRow
 
 CANVAS = """Student,ID,SIS User ID,SIS Login ID,Section,Keys (77),Essay (78),Final Score
     Points Possible,,,,,10,5,(read only)
@@ -40,7 +40,7 @@ def roster(tmp_path, text):
 def totals(*rows):
     """The table of points, as it is read."""
     columns = ("student", "eviction", "keys", "total")
-    return [Row(dict(zip(columns, row, strict=True)), "totals.csv") for row in rows]
+    return [TableRow(dict(zip(columns, row, strict=True)), "totals.csv") for row in rows]
 
 
 def collected(student, number):

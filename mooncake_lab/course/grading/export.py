@@ -17,7 +17,7 @@ from typing import Any, Final
 from mooncake_lab.course.grading.grade import ASSIGNMENTS, Grade
 from mooncake_lab.course.grading.inbox import Collected
 from mooncake_lab.course.grading.roster import Member, only_one
-from mooncake_lab.course.grading.tables import Row, number, written_csv
+from mooncake_lab.course.grading.tables import TableRow, number, written_csv
 
 _CANVAS_COLUMNS: Final = ("Student", "ID", "SIS User ID", "SIS Login ID", "Section")
 """What Canvas looks for before the assignments; the row of points begins with `Points Possible`."""
@@ -35,15 +35,15 @@ class Export:
 
 
 def matched(
-    totals: Sequence[Row], roster: Sequence[Member], collected: Iterable[Collected]
-) -> tuple[list[tuple[Member, Row]], list[str]]:
+    totals: Sequence[TableRow], roster: Sequence[Member], collected: Iterable[Collected]
+) -> tuple[list[tuple[Member, TableRow]], list[str]]:
     """Each student of the table of points with the member of the roster, and the students that have none.
 
     What was collected from a platform is matched by its ID, else by a name that no other member has. Folders that
     were made by hand are matched by login, number, address, ID or name, if only one member has it.
     """
     told = {each.student: each for each in collected}
-    pairs: list[tuple[Member, Row]] = []
+    pairs: list[tuple[Member, TableRow]] = []
     unmatched: list[str] = []
     for row in totals:
         student = row["student"]
@@ -60,7 +60,7 @@ def matched(
     return pairs, unmatched
 
 
-def canvas_csv(totals: Sequence[Row], roster: Sequence[Member], collected: Iterable[Collected]) -> Export:
+def canvas_csv(totals: Sequence[TableRow], roster: Sequence[Member], collected: Iterable[Collected]) -> Export:
     """A gradebook that Canvas imports: a row for each student with points, with what Canvas exported of them.
 
     A cell without points keeps what the exported gradebook has there, because Canvas deletes what is empty. A
@@ -78,7 +78,7 @@ def canvas_csv(totals: Sequence[Row], roster: Sequence[Member], collected: Itera
     return Export(text=written_csv((*_CANVAS_COLUMNS, *titles.values()), rows), unmatched=tuple(unmatched))
 
 
-def moodle_csv(totals: Sequence[Row], roster: Sequence[Member], collected: Iterable[Collected]) -> Export:
+def moodle_csv(totals: Sequence[TableRow], roster: Sequence[Member], collected: Iterable[Collected]) -> Export:
     """A table that Moodle imports, in which ID numbers or addresses tell the students apart.
 
     It has no feedback: Moodle deletes points where an import has feedback without them.
@@ -92,7 +92,7 @@ def moodle_csv(totals: Sequence[Row], roster: Sequence[Member], collected: Itera
     return Export(text=written_csv((*_MOODLE_COLUMNS, *topics), rows), unmatched=tuple(unmatched))
 
 
-def _topics(totals: Sequence[Row]) -> list[str]:
+def _topics(totals: Sequence[TableRow]) -> list[str]:
     return [name for name in (totals[0] if totals else {}) if name in ASSIGNMENTS]
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Self
 
+from mooncake_lab.core import sum_in_order
 from mooncake_lab.course.grading.grade import ASSIGNMENTS, Grade
 from mooncake_lab.course.grading.inbox import UNKNOWN_DAYS, read_collected
-from mooncake_lab.course.grading.tables import Row, number, number_in, read_csv
+from mooncake_lab.course.grading.tables import TableRow, number, number_in, read_csv
 
 ADJUST: Final = "adjust.csv"
 EXTENSIONS: Final = "extensions.csv"
@@ -86,8 +87,8 @@ class Gradebook:
     rule: LateRule | None = None
     days_late: Mapping[tuple[str, str], str] = field(default_factory=lambda: MappingProxyType({}))
     """Of a student's assignment, as the table of what was collected has it."""
-    extensions: Sequence[Row] = ()
-    adjustments: Sequence[Row] = ()
+    extensions: Sequence[TableRow] = ()
+    adjustments: Sequence[TableRow] = ()
 
     def final(self, grade: Grade) -> FinalPoints:
         """The points that count for a grade."""
@@ -97,7 +98,9 @@ class Gradebook:
         told = self.days_late.get((student, topic), "")
         guessed = told == UNKNOWN_DAYS
         days = 1.0 if guessed else number(told or "0")
-        days = max(days - sum(number(row["days"]) for row in self._about(self.extensions, student, topic)), 0.0)
+        days = max(
+            days - sum_in_order(number(row["days"]) for row in self._about(self.extensions, student, topic)), 0.0
+        )
         share = min(days * self.rule.percent_per_day / 100, 1.0) if self.rule else 0.0
         return FinalPoints(
             graded=graded,
@@ -111,7 +114,7 @@ class Gradebook:
         )
 
     @staticmethod
-    def _about(rows: Iterable[Row], student: str, topic: str) -> list[Row]:
+    def _about(rows: Iterable[TableRow], student: str, topic: str) -> list[TableRow]:
         return [row for row in rows if row["student"] == student and row["assignment"] in (topic, _ANY)]
 
     def all_points(self, grades: Iterable[Grade], without: Iterable[str]) -> dict[tuple[str, str], FinalPoints]:
@@ -143,7 +146,7 @@ def open_book(out: Path, submissions: Path, rule: LateRule | None = None) -> Gra
     for each in collected:
         if each.days_late not in ("", UNKNOWN_DAYS):
             number_in(
-                Row({"days_late": each.days_late}, f"{submissions.name}, {each.student}"),
+                TableRow({"days_late": each.days_late}, f"{submissions.name}, {each.student}"),
                 "days_late",
                 0,
                 _MOST_DAYS,
@@ -160,7 +163,7 @@ def open_book(out: Path, submissions: Path, rule: LateRule | None = None) -> Gra
     return Gradebook(rule=rule, days_late=MappingProxyType(days), extensions=extensions, adjustments=adjustments)
 
 
-def _rows(path: Path, columns: tuple[str, ...]) -> list[Row]:
+def _rows(path: Path, columns: tuple[str, ...]) -> list[TableRow]:
     rows = read_csv(path, columns) if path.exists() else []
     for row in rows:
         if row.get("assignment") not in (*ASSIGNMENTS, _ANY):

@@ -14,7 +14,7 @@ from typing import Final
 
 from mooncake_lab.course.grading.grade import ASSIGNMENTS, Grade
 from mooncake_lab.course.grading.remarks import one_line
-from mooncake_lab.course.grading.tables import Row, number_in, read_csv
+from mooncake_lab.course.grading.tables import TableRow, number_in, read_csv
 
 PSEUDONYMS: Final = "pseudonyms.csv"
 TEACHER: Final = "the teacher's solution"
@@ -60,7 +60,7 @@ def read_pseudonyms(out: Path) -> dict[str, str]:
     return chosen
 
 
-def board_of(topic: str, rows: Iterable[Row], teacher: Grade | None, names: Mapping[str, str]) -> list[Place]:
+def board_of(topic: str, rows: Iterable[TableRow], teacher: Grade | None, names: Mapping[str, str]) -> list[Place]:
     """The places of an assignment, the best first.
 
     Args:

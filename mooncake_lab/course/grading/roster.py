@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mooncake_lab.course.grading.tables import Row, read_csv
+from mooncake_lab.course.grading.tables import TableRow, read_csv
 
 _IDS: Final = ("ID", "Identifier", "id")
 _NAMES: Final = ("Student", "Full name", "name")
@@ -32,7 +32,7 @@ class Member:
     """That the university gives: the SIS user ID, or Moodle's ID number."""
     email: str
     section: str
-    cells: Row
+    cells: TableRow
     """The whole row of the table."""
 
     def known_as(self) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ def read_roster(path: Path) -> list[Member]:
     return members
 
 
-def _member(row: Row) -> Member:
+def _member(row: TableRow) -> Member:
     found = _first(row, _IDS)
     participant = _PARTICIPANT.fullmatch(found)
     name = _first(row, _NAMES) or f"{_first(row, _FIRST_NAMES)} {_first(row, _LAST_NAMES)}".strip()
@@ -80,7 +80,7 @@ def _member(row: Row) -> Member:
     )
 
 
-def _first(row: Row, names: Iterable[str]) -> str:
+def _first(row: TableRow, names: Iterable[str]) -> str:
     return next((row[name] for name in names if row.get(name)), "")
 
 

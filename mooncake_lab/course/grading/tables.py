@@ -18,7 +18,7 @@ _FORMULA: Final = ("=", "+", "-", "@", "|", "%")
 _MOST_BYTES: Final = 20_000_000
 
 
-class Row(dict[str, str]):
+class TableRow(dict[str, str]):
     """Cells by the names of their columns, and where the row is; mutable because a dict is."""
 
     def __init__(self, cells: Mapping[str, str], where: str) -> None:
@@ -53,7 +53,7 @@ def _computed(cell: str) -> bool:
     return cell.lstrip("' ").startswith(_FORMULA)
 
 
-def read_csv(path: Path, needed: Iterable[str] = ()) -> list[Row]:
+def read_csv(path: Path, needed: Iterable[str] = ()) -> list[TableRow]:
     """The rows of a table, with `,` or `;` between the cells; rows without any text are left out.
 
     Raises:
@@ -95,7 +95,7 @@ def read_csv(path: Path, needed: Iterable[str] = ()) -> list[Row]:
                 " comma needs quotes around it"
             )
     return [
-        Row(dict(zip(head, line, strict=False)), f"{path.name}, row {number}")
+        TableRow(dict(zip(head, line, strict=False)), f"{path.name}, row {number}")
         for number, line in enumerate(table[1:], start=2)
         if any(line)
     ]
@@ -110,7 +110,7 @@ def number(cell: str) -> float:
     return float(cell.replace(",", "."))
 
 
-def number_in(row: Row, column: str, least: float, most: float) -> float:
+def number_in(row: TableRow, column: str, least: float, most: float) -> float:
     """A number in a row.
 
     Raises:

@@ -20,7 +20,7 @@ import msgspec
 
 import mooncake_lab
 from mooncake_lab.book.experiments.cache import tree_digest
-from mooncake_lab.core import complete_file
+from mooncake_lab.core import complete_file, sum_in_order
 from mooncake_lab.course.grading.collect import Collection, HandedIn
 from mooncake_lab.course.grading.confine import Allowance, UnconfinableError
 from mooncake_lab.course.grading.final_points import FinalPoints, Gradebook
@@ -289,7 +289,7 @@ def totals_csv(grades: Sequence[Grade], without: Mapping[str, str], book: Gradeb
     rows = list[tuple[object, ...]]()
     for student in students:
         points = [final[student, topic].points if (student, topic) in final else "" for topic in topics]
-        rows.append((student, *points, _whole(sum(each for each in points if not isinstance(each, str)))))
+        rows.append((student, *points, _whole(sum_in_order(each for each in points if not isinstance(each, str)))))
     return written_csv(("student", *topics, "total"), rows)
 
 
