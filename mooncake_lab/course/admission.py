@@ -3,7 +3,7 @@
 import dataclasses
 import random
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import (
@@ -27,12 +27,16 @@ from mooncake_lab.metrics import effective, request_table
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation import Cluster
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 CROWD_SEED: Final = 20_240_709
 """The default seed of the crowd. Grading draws its own crowd with the teacher's seed."""
 _LIMITS: Final = SLO(ttft_s=10.0, tbt_s=0.04)
 """Limits for the views made by hand."""
 _CROWD_LIMITS: Final = SLO(ttft_s=25.0, tbt_s=0.05)
 _CROWD_REQUESTS: Final = 2000
+_CALM_REQUESTS: Final = 400
 
 
 def crowd(seed: int | random.Random) -> list[TracedRequest]:
@@ -54,13 +58,41 @@ def crowd(seed: int | random.Random) -> list[TracedRequest]:
     return found
 
 
+def calm(seed: int | random.Random) -> list[TracedRequest]:
+    """Requests of the same kind as in a crowd, but so few that the cluster can serve all of them in time."""
+    draw = seed if isinstance(seed, random.Random) else random.Random(seed)  # noqa: S311  # a workload
+    at_s = 0.0
+    found: list[TracedRequest] = []
+    for traced in crowd(draw)[:_CALM_REQUESTS]:
+        at_s += 1.0 + draw.random()
+        request = dataclasses.replace(traced.request, arrival_s=at_s)
+        found.append(dataclasses.replace(traced, request=request))
+    return found
+
+
 def goodput(policy: AdmissionPolicy, model: LatencyModel, *, seed: int | random.Random = CROWD_SEED) -> float:
     """The share of a crowd that finishes within both limits on three prefill nodes and one decode node."""
+    return float(effective(_served(policy, model, crowd(seed)), _CROWD_LIMITS).mean())
+
+
+def calm_goodput(policy: AdmissionPolicy, model: LatencyModel, *, seed: int | random.Random = CROWD_SEED) -> float:
+    """The same of a calm stretch. A policy that rejects without looking at the load loses here."""
+    return float(effective(_served(policy, model, calm(seed)), _CROWD_LIMITS).mean())
+
+
+def calm_rejected_share(
+    policy: AdmissionPolicy, model: LatencyModel, *, seed: int | random.Random = CROWD_SEED
+) -> float:
+    """The share of a calm stretch that a policy rejects, on arrival or later."""
+    ends = _served(policy, model, calm(seed))["end"].to_list()
+    return ends.count("rejected") / len(ends)
+
+
+def _served(policy: AdmissionPolicy, model: LatencyModel, requests: list[TracedRequest]) -> "pd.DataFrame":
     spec = ClusterSpec.disaggregated(
         prefill_nodes=3, decode_nodes=1, placement=CacheAware(), admission=policy, slo=_CROWD_LIMITS
     )
-    table = request_table(Cluster(spec, model).run(crowd(seed)))
-    return float(effective(table, _CROWD_LIMITS).mean())
+    return request_table(Cluster(spec, model).run(requests))
 
 
 def answers_about_this_request(policy: AdmissionPolicy) -> None:
@@ -123,40 +155,52 @@ class AdmissionReport(PolicyFindings):
     early_goodput: float
     coming_goodput: float
     """Goodput of early rejection that counts the requests on their way to decode."""
+    calm_rejected_share: float | None
+    """The share of a calm stretch that the policy rejects; `None` when it could not be run."""
 
     def __str__(self) -> str:
         ours = "none" if self.goodput is None else f"{self.goodput:.3f}"
+        calm = "none" if self.calm_rejected_share is None else f"{self.calm_rejected_share:.1%}"
         return self.told(
             ADMISSION_LAWS,
-            f"goodput {ours}; rejecting after prefill has {self.baseline_goodput:.3f},"
+            f"requests rejected in a calm stretch: {calm}\ngoodput in a crowd {ours}; rejecting after prefill has"
+            f" {self.baseline_goodput:.3f},"
             f" early rejection {self.early_goodput:.3f}, counting prefills {self.coming_goodput:.3f}",
         )
 
 
 def check_admission(policy: AdmissionPolicy, model: LatencyModel, *, seed: int = CROWD_SEED) -> AdmissionReport:
     """Run a policy through the contract, and compare its goodput on a crowd with that of three of our policies."""
-    broken, served = examine(
-        ADMISSION_LAWS, policy, lambda: goodput(policy, model, seed=seed), "answers about this request"
-    )
+    blamed = "answers about this request"
+    broken, served = examine(ADMISSION_LAWS, policy, lambda: goodput(policy, model, seed=seed), blamed)
+    _, calm_share = examine({}, policy, lambda: calm_rejected_share(policy, model, seed=seed), blamed)
     return AdmissionReport(
         broken=broken,
         goodput=served,
+        calm_rejected_share=calm_share,
         baseline_goodput=goodput(AfterPrefill(), model, seed=seed),
         early_goodput=goodput(EarlyRejection(), model, seed=seed),
         coming_goodput=goodput(EarlyRejection(with_coming=True), model, seed=seed),
     )
 
 
+_CASES: Final = 64
+"""So many that a policy that counts, and rejects each fiftieth request, is noticed."""
+
+
 def _cases() -> list[tuple[Request, ClusterView]]:
-    """An idle cluster, and some that are fuller and fuller."""
+    """An idle cluster, and some that are fuller and fuller; then the same again for other requests."""
     cases: list[tuple[Request, ClusterView]] = []
-    for i in range(8):
-        request = Request(id=i, arrival_s=10.0 * i, input_tokens=500, block_keys=(i,))
-        decoding = tuple(ServedView(100 + k, 900, 10.0 * i - k) for k in range(4 * i))
-        coming = tuple(ServedView(200 + k, 900, 10.0 * i + k) for k in range(2 * i))
+    for i in range(_CASES):
+        full, at_s = i % 8, 10.0 * i
+        request = Request(id=i, arrival_s=at_s, input_tokens=500, block_keys=(i,))
+        decoding = tuple(ServedView(100 + k, 900, at_s - k) for k in range(4 * full))
+        coming = tuple(ServedView(200 + k, 900, at_s + k) for k in range(2 * full))
         tokens = 900 * len((*decoding, *coming))
         decode = DecodeView("decode-0", len(decoding) + len(coming), tokens, 10**6, decoding, coming)
-        cases.append((request, ClusterView(10.0 * i, (PrefillView("prefill-0", 2.0 * i, i, i, 0),), (decode,))))
+        cases.append(
+            (request, ClusterView(at_s, (PrefillView("prefill-0", 2.0 * full, full, full, 0),), (decode,)))
+        )
     return cases
 
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count, islice
 from typing import Final
 
 from mooncake_lab.core import BlockKey
@@ -48,18 +48,21 @@ def shared_prefix_requests(seed: int | random.Random = 0, *, requests: int = 150
 def chats_and_documents(seed: int | random.Random = 0) -> list[list[int]]:
     """900 requests of conversations, and between them long documents that no later request contains.
 
-    LRU does badly on these requests.
+    LRU does badly on these requests. The keys are drawn at random, so that a key does not tell what its block is
+    of; otherwise a policy could evict documents by their keys.
     """
     draw = _draws(seed)
-    next_id = 1_000_000
+    fresh = count(1_000_000)
     found: list[list[int]] = []
     for chat in shared_prefix_requests(seed, requests=900):
         found.append(chat)
         if draw.random() < 0.5:
-            document = range(next_id, next_id + draw.randint(8, 40))
-            next_id = document.stop
-            found.append([0, *document])
-    return found
+            found.append([0, *islice(fresh, draw.randint(8, 40))])
+    keys = dict[int, int]()
+    drawn = draw.sample(range(10**9), len(set(chain.from_iterable(found))))
+    for key in chain.from_iterable(found):
+        keys.setdefault(key, drawn[len(keys)])
+    return [[keys[key] for key in request] for request in found]
 
 
 def starts_empty(factory: PolicyFactory) -> None:

@@ -27,7 +27,10 @@ CHEAP = ["cache", "generate", "simulate", "trace stats", "trace synth"]
 """Commands whose example takes a second or two on a small trace; the others have tests of their own."""
 FETCHED = [f"data/traces/{release.file_name}" for release in RELEASES.values()]
 """What `make traces` makes."""
-OF_THE_READER = ["mine.jsonl", "prompts.json", "handed_in/", "servegen/"]
+OF_THE_READER = [
+    "mine.jsonl", "prompts.json", "handed_in/", "servegen/",
+    "submissions.zip", "keys.zip", "gradebook.csv", "worksheet.csv", "in/", "build/grades/secret",
+]  # fmt: skip
 """What pages and examples ask of a reader; all else they speak of they have to make."""
 
 

@@ -5,8 +5,17 @@ from dataclasses import dataclass
 import pytest
 
 from mooncake_lab.book.testbeds import paper_node_latency
-from mooncake_lab.conductor import ADMISSION_POLICIES, AdmitAll, EarlyRejection, Rejection
-from mooncake_lab.course.admission import ADMISSION_LAWS, check_admission, crowd, goodput
+from mooncake_lab.conductor import ADMISSION_POLICIES, AdmitAll, AfterPrefill, EarlyRejection, Rejection
+from mooncake_lab.course.admission import (
+    ADMISSION_LAWS,
+    calm,
+    calm_goodput,
+    calm_rejected_share,
+    check_admission,
+    crowd,
+    goodput,
+)
+from mooncake_lab.course.grading.scheduling_assignments import DecideOnce
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +42,15 @@ def test_a_crowd_is_its_seed():
     assert crowd(3) == crowd(3) != crowd(4)
     times = [traced.request.arrival_s for traced in crowd(3)]
     assert times == sorted(times)
+
+
+def test_a_calm_stretch_is_served_whole(model):
+    """Every policy of the ladder serves all of it in time, so that only blind rejection costs there."""
+    times = [traced.request.arrival_s for traced in calm(3)]
+    assert times == sorted(times)
+    for policy in (DecideOnce(AfterPrefill()), AfterPrefill(), EarlyRejection()):
+        assert calm_rejected_share(policy, model, seed=3) == 0.0
+        assert calm_goodput(policy, model, seed=3) == 1.0
 
 
 @dataclass
@@ -63,4 +81,5 @@ def test_one_that_raises_has_no_goodput(model):
     """A crash is a finding too."""
     report = check_admission(object(), model, seed=1)
     assert report.goodput is None
+    assert report.calm_rejected_share is None
     assert "AttributeError" in report.broken["answers about this request"]

@@ -127,11 +127,11 @@ def test_admission_pays_in_the_order_that_is_taught(tmp_path, changes, earned):
 @pytest.mark.parametrize(
     ("old", "new", "task"),
     [
-        ("estimate.transfer_s(moved, holder.outgoing_flows)", "estimate.transfer_s(moved, 0)", 2),
+        ("estimate.transfer_s(moved, holder.outgoing_flows)", "estimate.transfer_s(moved, 0)", 3),
         ("(-node.matched_blocks, node.outgoing_flows)", "-node.matched_blocks", 2),
-        ("min(blocks * size, length - 1)", "blocks * size", 2),
+        ("reused = reusable(request, best)", "reused = best * request.block_size_tokens", 2),
         ("ratio > self.threshold", "ratio >= self.threshold", 2),
-        ("key=lambda answer: answer[0]", "key=lambda answer: (answer[0], -int(answer[1].name[8:]))", 1),
+        ("key=lambda answer: answer[0]", "key=lambda answer: (answer[0], -int(answer[1].name[8:]))", 2),
     ],
     ids=["flows of the holder", "which holder", "one token", "the threshold itself", "ties"],
 )

@@ -192,3 +192,20 @@ def running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in {"Z", "X"} and os.path.exists(f"/proc/{pid}")  # noqa: PTH110
+
+
+def test_a_folder_that_another_grader_removed_is_made_again(monkeypatch):
+    """A grader takes an empty folder without a lock for abandoned, also one that another has made just now."""
+    made, make = [], tempfile.mkdtemp
+
+    def removed_once(prefix):
+        made.append(make(prefix=prefix))
+        if len(made) == 1:
+            Path(made[0]).rmdir()
+        return made[-1]
+
+    monkeypatch.setattr(remote.tempfile, "mkdtemp", removed_once)
+    folder = remote._Folder()
+    assert folder.path == made[1]
+    folder.close()
+    assert not Path(folder.path).exists()

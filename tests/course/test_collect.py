@@ -100,7 +100,7 @@ def test_a_student_without_anything_to_grade_is_named_and_in_the_table(tmp_path,
     assert found.without["cleo"].startswith(f"nothing could be graded: {why}")
     assert found.without["cleo"].endswith("and 2 more that could not") == (len(names) == 3)
     row = grades_csv([], found.without).splitlines()[1]
-    assert row.replace('"', "").startswith(f"cleo,,,0,0,nothing could be graded: {why}")
+    assert row.replace('"', "").startswith(f"cleo,,,0,0,,nothing could be graded: {why}")
 
 
 def test_links_lead_nowhere(tmp_path):

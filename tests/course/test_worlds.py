@@ -45,8 +45,9 @@ def _record():
             names[name] = _recorded(names[name], 0)
     for kind in ("MyPolicy", "MyChunking", "MyPlacement", "MyAdmission"):
         for method in vars(names[kind]).copy() if kind in names else ():
-            if callable(getattr(names[kind], method)) and method in METHODS:
-                setattr(names[kind], method, _recorded(getattr(names[kind], method), 1))
+            made = getattr(names[kind], method)
+            if callable(made) and method in METHODS and not hasattr(made, "recorded"):
+                setattr(names[kind], method, _recorded(made, 1))
 METHODS = ("__init__", "touch", "insert", "remove", "victim", "__contains__")
 METHODS += ("plan", "place", "admit", "double_check")
 _record()

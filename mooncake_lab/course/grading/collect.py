@@ -8,8 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-_MOST_BYTES: Final = 50_000_000
+LARGEST_NOTEBOOK_BYTES: Final = 50_000_000
 """Size limit for a submitted notebook; most of a large one is outputs, which are not read."""
+COLLECTED: Final = "collected.csv"
+"""The table of what was collected from a learning platform, beside the folders of students."""
 _MOST_NAMED: Final = 10
 """Files of one student that are named one by one."""
 _LONGEST_LABEL: Final = 50
@@ -67,6 +69,8 @@ def collect(submissions: Path, sources: Path) -> Collection:
     ungraded: list[Ungraded] = []
     without: dict[str, str] = {}
     for entry in sorted(path for path in submissions.iterdir() if not path.name.startswith(".")):
+        if entry.name == COLLECTED and entry.is_file():
+            continue
         if not entry.is_dir():
             ungraded.append(Ungraded(entry, "lies in no student's folder"))
             continue
@@ -162,8 +166,8 @@ def _refused(path: Path, folder: Path, teachers: Mapping[str, Path]) -> str:
         return f"lies neither at {student}/{path.name} nor at {student}/{path.stem}/{path.name}"
     if not path.is_file():
         return "is not a file"
-    if path.stat().st_size > _MOST_BYTES:
-        return f"is larger than {_MOST_BYTES:,} bytes"
+    if path.stat().st_size > LARGEST_NOTEBOOK_BYTES:
+        return f"is larger than {LARGEST_NOTEBOOK_BYTES:,} bytes"
     path.open("rb").close()  # an unreadable file is reported here and does not stop the grading
     return ""
 

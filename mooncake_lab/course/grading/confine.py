@@ -230,6 +230,9 @@ class Allowance:
     """From the first cell for the first task to the last answer for the last one."""
 
 
+_ELSEWHERE: Final = "grade in a virtual machine with such a kernel, or in a container on one"
+
+
 def check_confinable() -> None:
     """Find out whether `confine` can work here.
 
@@ -240,13 +243,13 @@ def check_confinable() -> None:
     if sys.platform != "linux" or machine not in ARCHITECTURES:
         raise UnconfinableError(
             f"submissions can be confined on Linux on {' or '.join(ARCHITECTURES)};"
-            f" this is {sys.platform} on {machine}"
+            f" this is {sys.platform} on {machine}; {_ELSEWHERE}"
         )
     abi = _syscall(_CREATE_RULESET, None, 0, 1)
     if abi < _LEAST_ABI:
         raise UnconfinableError(
             f"the kernel offers Landlock {max(abi, 0)}; version {_LEAST_ABI} is needed"
-            " (Linux 6.2, with `landlock` in the list of /sys/kernel/security/lsm)"
+            f" (Linux 6.2, with `landlock` in the list of /sys/kernel/security/lsm); {_ELSEWHERE}"
         )
 
 

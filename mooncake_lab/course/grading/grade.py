@@ -1,7 +1,8 @@
 """Grading one submission: its solution cells between the given cells, with points and a sentence per task."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -12,7 +13,7 @@ from mooncake_lab.course.grading.confine import Allowance
 from mooncake_lab.course.grading.remarks import one_line
 from mooncake_lab.course.grading.remote import Budget, Submission, SubmissionError
 from mooncake_lab.course.grading.scheduling_assignments import ADMISSION, CHUNKED, PLACEMENT
-from mooncake_lab.course.grading.task import Assignment, Task
+from mooncake_lab.course.grading.task import Assignment, OpenResult, Task
 from mooncake_lab.store import NothingToEvictError
 
 ASSIGNMENTS: Final[Mapping[str, Assignment]] = MappingProxyType(
@@ -35,6 +36,8 @@ class Mark:
     points: int
     earned: int
     said: str
+    score: float | None = None
+    """Of an open task: how good the submission is, whether or not it has the points."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "said", one_line(self.said))
@@ -53,6 +56,8 @@ class Grade:
     """The code of the student, for the feedback."""
     failed: bool = False
     """Whether the grader could not grade it, through no answer of the submission."""
+    cpu_s: float = field(default=0.0, compare=False)
+    """Processor time that grading took, of the grader and of the submission."""
 
     @property
     def earned(self) -> int:
@@ -92,7 +97,8 @@ def grade(
     topic = teacher.stem
     if topic not in ASSIGNMENTS:
         raise ValueError(f"there is no assignment {topic!r}; there are {', '.join(ASSIGNMENTS)}")
-    assignment = ASSIGNMENTS[topic]
+    assignment, began_s = ASSIGNMENTS[topic], time.process_time()
+    budget = Budget(allowance=allowance or Allowance())
     try:
         handed = prepare(path, teacher)
     except Exception as error:  # noqa: BLE001  # a file that was handed in may be anything
@@ -101,9 +107,10 @@ def grade(
     return Grade(
         student=student,
         topic=topic,
-        marks=tuple(_marks(assignment, handed, str(seed), allowance or Allowance())),
+        marks=tuple(_marks(assignment, handed, str(seed), budget)),
         remarks=_remarks(handed),
         cells=tuple(cell.text[:_LONGEST_CODE] for cell in handed.own[:20]),
+        cpu_s=time.process_time() - began_s + budget.cpu_used_s,
     )
 
 
@@ -119,8 +126,7 @@ def _remarks(handed: Handed) -> tuple[str, ...]:
     return (*map(one_line, shown), *((f"and {more:,} more remarks of this kind",) if more else ()))
 
 
-def _marks(assignment: Assignment, handed: Handed, seed: str, allowance: Allowance) -> Iterator[Mark]:
-    budget = Budget(allowance=allowance)
+def _marks(assignment: Assignment, handed: Handed, seed: str, budget: Budget) -> Iterator[Mark]:
     hopeless = ""
     for task in assignment.tasks:
         if hopeless:
@@ -147,12 +153,13 @@ def _mark(task: Task, submission: Submission, seed: str, lost: Sequence[str]) ->
         lost: what is said of the cells of this task that are not there.
     """
     try:
-        said = task.check(submission, seed)
+        found = task.check(submission, seed)
     except Exception as error:  # noqa: BLE001  # answers may be wrong in ways that no check foresees
         why = [*lost, *submission.failed_cells]
         cells = f" ({'; '.join(why)})" if why else ""
-        return _lost(task, f"{_told(error)}{cells}")
-    return Mark(task=task.name, points=task.points, earned=task.points, said=said)
+        return _lost(task, f"{_told(error)}{cells}", error.score if isinstance(error, SubmissionError) else None)
+    said, score = (found.said, found.score) if isinstance(found, OpenResult) else (found, None)
+    return Mark(task=task.name, points=task.points, earned=task.points, said=said, score=score)
 
 
 def _told(error: Exception) -> str:
@@ -164,5 +171,5 @@ def _told(error: Exception) -> str:
     return f"its answers could not be used: {type(error).__name__}: {error}"
 
 
-def _lost(task: Task, said: str) -> Mark:
-    return Mark(task=task.name, points=task.points, earned=0, said=said)
+def _lost(task: Task, said: str, score: float | None = None) -> Mark:
+    return Mark(task=task.name, points=task.points, earned=0, said=said, score=score)

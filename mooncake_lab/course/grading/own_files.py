@@ -32,6 +32,10 @@ class OwnFiles:
         except (OSError, ValueError):
             self._written = set[str]()
 
+    def wrote(self, content: bytes) -> bool:
+        """Whether the grader has written exactly this before."""
+        return _digest(content) in self._written
+
     def write(self, path: Path, content: bytes) -> None:
         """Write a file of the folder; if someone has edited what is there, it stays under another name."""
         if path.is_file() and (there := path.read_bytes()) != content and _digest(there) not in self._written:

@@ -61,7 +61,16 @@ _FOLDER_PREFIX: Final = "mooncake-lab-submission-"
 
 
 class SubmissionError(Exception):
-    """A submission raised, answered nonsense, took too long or ended; the message is for the student."""
+    """A submission raised, answered nonsense, took too long or ended; the message is for the student.
+
+    Args:
+        said: to the student.
+        score: what an open task measured before it was lost.
+    """
+
+    def __init__(self, said: str, score: float | None = None) -> None:
+        super().__init__(said)
+        self.score = score
 
 
 @dataclass(slots=True, kw_only=True)
@@ -322,7 +331,10 @@ class _Folder:
         _forget_abandoned_folders()
         while True:
             self.path = tempfile.mkdtemp(prefix=_FOLDER_PREFIX)
-            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:  # another grader took it for abandoned
+                continue
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             if os.fstat(self._lock).st_nlink:  # no other grader took it for abandoned before it was locked
                 return

@@ -24,11 +24,30 @@ _LONGEST_REASON: Final = 200
 MOST_PLANS: Final = 2000
 """Iterations after which a batching policy is taken to be stuck; a right one needs about a hundred."""
 
-Check: TypeAlias = Callable[[Submission, str], str]
+
+@dataclass(frozen=True, slots=True)
+class OpenResult:
+    """What went well in an open task, and how well: a number that a leaderboard can compare."""
+
+    said: str
+    score: float
+
+
+Check: TypeAlias = Callable[[Submission, str], str | OpenResult]
 """A submission and the hidden seed of this task: a sentence on what went well; `SubmissionError` where it did not.
 
 What is drawn with the seed comes from a `HiddenDraw`.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """What the score of an open task is."""
+
+    measures: str
+    """What a leaderboard says of the number."""
+    optimum: float | None = None
+    """The best score that any submission can reach, where it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +60,8 @@ class Task:
     check: Check
     cells: tuple[str, ...] = ()
     """The solution cells that it is about; all of them where none is named."""
+    board: Board | None = None
+    """Of a task with a score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +86,17 @@ def require(holds: bool, message: str) -> None:
     """
     if not holds:
         raise SubmissionError(message)
+
+
+def scored(holds: bool, said: str, score: float) -> OpenResult:
+    """The result of an open task; the score counts on a leaderboard also where the task is not passed.
+
+    Raises:
+        SubmissionError: unless it holds.
+    """
+    if not holds:
+        raise SubmissionError(said, score)
+    return OpenResult(said, score)
 
 
 class HiddenDraw(random.Random):

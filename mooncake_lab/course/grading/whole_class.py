@@ -5,13 +5,11 @@ reads: tables of points, and for each student a page with every task and what wa
 """
 
 import codecs
-import csv
 import hashlib
-import io
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
@@ -22,14 +20,19 @@ import msgspec
 
 import mooncake_lab
 from mooncake_lab.book.experiments.cache import tree_digest
-from mooncake_lab.core import complete_file
-from mooncake_lab.course.grading.collect import Collection, HandedIn, printable
+from mooncake_lab.core import complete_file, sum_in_order
+from mooncake_lab.course.grading.collect import Collection, HandedIn
 from mooncake_lab.course.grading.confine import Allowance, UnconfinableError
+from mooncake_lab.course.grading.final_points import FinalPoints, Gradebook
 from mooncake_lab.course.grading.grade import Grade, failed_grade, grade
 from mooncake_lab.course.grading.own_files import OwnFiles
+from mooncake_lab.course.grading.regrade import Regrade, read_regrades
 from mooncake_lab.course.grading.remarks import one_line
+from mooncake_lab.course.grading.tables import written_csv
 from mooncake_lab.course.grading.workers import work_through
 
+TOTALS: Final = "totals.csv"
+GRADES: Final = "grades.csv"
 _NAME: Final = "grades.jsonl"
 _UNREADABLE: Final = "grades.unreadable.jsonl"
 _SECRET: Final = "secret"  # noqa: S105  # the name of a file
@@ -152,6 +155,7 @@ def grade_class(
     rules: Rules,
     report: Callable[[int], object] = lambda _: None,
     say: Callable[[str], object] = lambda _: None,
+    book: Gradebook | None = None,
 ) -> list[Grade]:
     """Grade everything, and keep each grade, its page and both tables as soon as it is given.
 
@@ -163,13 +167,15 @@ def grade_class(
         rules: how to grade.
         report: told how many more notebooks have a grade.
         say: told, in a sentence, of what is wrong in the folder of grades.
+        book: what counts besides the points of the grader.
 
     Raises:
         UnconfinableError: when this machine cannot confine a submission; what was graded before stays.
         ChildProcessError: when no process that grades comes up.
     """
     seed = f"{rules.seed}/{class_secret(folder)}"
-    journal, files = Journal(folder, say), OwnFiles(folder, say)
+    journal, files, book = Journal(folder, say), OwnFiles(folder, say), book or Gradebook()
+    regrades = read_regrades(folder)
     orders = {grade_key(each, seed, rules): _Order(each, seed, rules.allowance) for each in collected.notebooks}
     found = {key: grade for key in orders if (grade := journal.grades.get(key)) is not None}
     todo = [
@@ -182,13 +188,23 @@ def grade_class(
     def given() -> list[Grade]:
         return [found[key] for key in orders if key in found]
 
-    write_tables(given(), files, folder, collected.without)
+    def write_page(one: Grade) -> None:
+        again = [each for each in regrades if (each.student, each.assignment) == (one.student, one.topic)]
+        page = feedback_html(one, book.final(one), again).encode()
+        path = page_of(one.student, one.topic, folder)
+        if not path.exists() or not files.wrote(page):  # a teacher's edit stays where nothing new is to be said
+            files.write(path, page)
+
+    for each in given():
+        if page_of(each.student, each.topic, folder).exists():
+            write_page(each)
+    write_tables(given(), files, folder, collected.without, book)
     for (key, order), result in work_through(todo, _grade, rules.jobs):
         one = result or failed_grade(order.handed.student, order.handed.teacher.stem, _ENDED_TWICE)
-        files.write(page_of(one.student, one.topic, folder), feedback_html(one).encode())
+        write_page(one)
         journal.add(key, one)
         found[key] = one
-        write_tables(given(), files, folder, collected.without)
+        write_tables(given(), files, folder, collected.without, book)
         report(1)
     return given()
 
@@ -224,12 +240,10 @@ pre { overflow-x: auto; padding: .8rem; border: 1px solid #8886; }
 
 
 _HEADS: Final = "".join(f'<th scope="col">{head}</th>' for head in ("task", "points", "remark"))
-_FORMULA: Final = ("=", "+", "-", "@", "|", "%")
-"""With these a cell begins that a spreadsheet computes."""
 
 
 def grades_csv(grades: Sequence[Grade], without: Mapping[str, str]) -> str:
-    """One row per task: student, assignment, task, points, out of, remark, flag.
+    """One row per task: student, assignment, task, points, out of, score of an open task, remark, notebook.
 
     A spreadsheet reads each cell as text: what would be a formula begins with an apostrophe.
 
@@ -238,12 +252,25 @@ def grades_csv(grades: Sequence[Grade], without: Mapping[str, str]) -> str:
         without: students without gradable work, and why; each has a row of no points, without an assignment.
     """
     rows = [
-        (grade.student, grade.topic, mark.task, mark.earned, mark.points, mark.said, _note(grade))
+        (
+            grade.student,
+            grade.topic,
+            mark.task,
+            mark.earned,
+            mark.points,
+            _shown(mark.score),
+            mark.said,
+            _note(grade),
+        )
         for grade in grades
         for mark in grade.marks
     ]
-    rows += [(student, "", "", 0, 0, one_line(why), "") for student, why in without.items()]
-    return _csv(("student", "assignment", "task", "points", "out_of", "remark", "notebook"), rows)
+    rows += [(student, "", "", 0, 0, "", one_line(why), "") for student, why in without.items()]
+    return written_csv(("student", "assignment", "task", "points", "out_of", "score", "remark", "notebook"), rows)
+
+
+def _shown(score: float | None) -> float | str:
+    return "" if score is None else round(score, 6)
 
 
 def _note(grade: Grade) -> str:
@@ -251,26 +278,37 @@ def _note(grade: Grade) -> str:
     return note if len(note) <= _LONGEST_NOTE else f"{note[: _LONGEST_NOTE - 1]}…"
 
 
-def totals_csv(grades: Sequence[Grade], without: Mapping[str, str]) -> str:
-    """One row per student: points of each assignment, empty where nothing was graded, and their sum.
+def totals_csv(grades: Sequence[Grade], without: Mapping[str, str], book: Gradebook | None = None) -> str:
+    """One row per student: points that count of each assignment, empty where there are none, and their sum.
 
-    Learning platforms (Canvas, Moodle) import such a table after a column of theirs has been added.
+    `classroom export` makes of it what a learning platform imports.
     """
-    topics = sorted({grade.topic for grade in grades})
-    earned = {(grade.student, grade.topic): grade.earned for grade in grades}
-    students = sorted({grade.student for grade in grades} | set(without))
-    table = [[earned.get((student, topic), "") for topic in topics] for student in students]
-    rows = [(who, *row, sum(map(int, filter(None, row)))) for who, row in zip(students, table, strict=True)]
-    return _csv(("student", *topics, "total"), rows)
+    final = (book or Gradebook()).all_points(grades, without)
+    topics = sorted({topic for _, topic in final})
+    students = sorted({student for student, _ in final} | set(without))
+    rows = list[tuple[object, ...]]()
+    for student in students:
+        points = [final[student, topic].points if (student, topic) in final else "" for topic in topics]
+        rows.append((student, *points, _whole(sum_in_order(each for each in points if not isinstance(each, str)))))
+    return written_csv(("student", *topics, "total"), rows)
 
 
-def feedback_html(grade: Grade) -> str:
+def _whole(points: float) -> float:
+    found = round(points, 2)
+    return int(found) if found == int(found) else found
+
+
+def feedback_html(grade: Grade, final: FinalPoints | None = None, regrades: Sequence[Regrade] = ()) -> str:
     """A page for one student: nothing on it is executed or loaded from elsewhere."""
     rows = "".join(
         f'<tr><td>{escape(mark.task)}</td><td class="points">{mark.earned} / {mark.points}</td>'
         f"<td>{escape(mark.said)}</td></tr>"
         for mark in grade.marks
     )
+    final = final or FinalPoints(graded=grade.earned)
+    told = [*final.told, *(each.told(grade.earned) for each in regrades)]
+    changes = "".join(f"<li>{escape(one_line(each))}</li>" for each in told)
+    counts = f"<p><strong>{final.points} points count:</strong></p>" if final.told else ""
     notes = "".join(f"<li>{escape(each)}</li>" for each in grade.remarks)
     code = "".join(f"<pre>{escape(cell)}</pre>" for cell in grade.cells) or "<p>None was found.</p>"
     title = escape(f"{grade.topic}: {grade.student}")
@@ -279,6 +317,7 @@ def feedback_html(grade: Grade) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style></head><body><main><h1>{title}</h1>"
         f"<p><strong>{grade.earned} of {grade.points} points.</strong></p>"
+        f"{f'{counts}<ul>{changes}</ul>' if changes else ''}"
         f"<table><thead><tr>{_HEADS}</tr></thead><tbody>{rows}</tbody></table>"
         f"{f'<ul>{notes}</ul>' if notes else ''}<h2>What was graded</h2>{code}</main></body></html>\n"
     )
@@ -289,22 +328,13 @@ def page_of(student: str, topic: str, folder: Path) -> Path:
     return folder / "feedback" / student / f"{topic}.html"
 
 
-def write_tables(grades: Sequence[Grade], files: OwnFiles, folder: Path, without: Mapping[str, str]) -> None:
+def write_tables(
+    grades: Sequence[Grade],
+    files: OwnFiles,
+    folder: Path,
+    without: Mapping[str, str],
+    book: Gradebook | None = None,
+) -> None:
     """Write `grades.csv` and `totals.csv`; `without` names students without a gradable submission, and why."""
-    for name, table in (("totals.csv", totals_csv), ("grades.csv", grades_csv)):
-        files.write(folder / name, table(grades, without).encode())
-
-
-def _csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([head, *([_as_text(cell) for cell in row] for row in rows)])
-    return text.getvalue()
-
-
-def _as_text(cell: object) -> object:
-    """A cell that no spreadsheet takes for a formula, without control characters."""
-    if not isinstance(cell, str):
-        return cell
-    shown = printable(cell)
-    return f"'{shown}" if shown.lstrip().startswith(_FORMULA) else shown
+    files.write(folder / TOTALS, totals_csv(grades, without, book).encode())
+    files.write(folder / GRADES, grades_csv(grades, without).encode())
