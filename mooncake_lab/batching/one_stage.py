@@ -191,6 +191,16 @@ class SteadyDecodeOnly(Generic[_Request]):
             produced[request_id] = request.produced_tokens + self._step - request.joined_step + steps
         return produced
 
+    def remove(self, request: _Request) -> None:
+        """A request leaves, whether it runs or waits."""
+        if self.running.get(request.request_id) is not request:
+            self.waiting.remove(request)
+            return
+        del self.running[request.request_id]
+        self.context_tokens -= request.cached_tokens + self._step - request.joined_step
+        self._finishing = [entry for entry in self._finishing if entry[1] != request.request_id]
+        heapq.heapify(self._finishing)
+
     def clear(self) -> list[_Request]:
         """Take out all requests, those of the batch first."""
         requests = [*self.running.values(), *self.waiting]

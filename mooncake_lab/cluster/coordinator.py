@@ -293,6 +293,8 @@ class Coordinator:
             self._cache_changed(event)
         elif isinstance(event, events.RequestArrived):
             self._request_arrived(event)
+        elif isinstance(event, events.AnswerKept):
+            self._moved(event, event.source, event.worker)
         elif isinstance(event, events.PrefillSlotFree):
             self.workers.free_slot(event)
         elif isinstance(event, events.WorkerUp):
@@ -560,7 +562,10 @@ class Coordinator:
         )
 
     def _moved(
-        self, event: events.PrefixFetched | events.TierRead | events.KVArrived, source: str, destination: str
+        self,
+        event: events.PrefixFetched | events.TierRead | events.KVArrived | events.AnswerKept,
+        source: str,
+        destination: str,
     ) -> None:
         self._write(
             Moved(

@@ -150,6 +150,17 @@ class Preempted(OfWork, frozen=True, kw_only=True, gc=False):
     """KVCache tokens that it kept outside GPU memory; 0 where all are computed again."""
 
 
+class AnswerKept(ClusterEvent, frozen=True, kw_only=True, gc=False):
+    """The whole blocks of an answer have arrived at the prefill worker of its prompt, from its decode worker."""
+
+    attempt: Attempt
+    """That gave the answer; the request has ended."""
+    worker: str
+    source: str
+    start_s: float
+    bytes: int
+
+
 # from prefill to decode
 
 
@@ -244,7 +255,14 @@ WorkEvent: TypeAlias = (
 )
 """Each event of the work of a worker for an attempt."""
 GeneralEvent: TypeAlias = (
-    RequestArrived | CacheChanged | PrefillSlotFree | WorkerUp | WorkerDown | WorkerConfirmed | RunEnded
+    RequestArrived
+    | CacheChanged
+    | AnswerKept
+    | PrefillSlotFree
+    | WorkerUp
+    | WorkerDown
+    | WorkerConfirmed
+    | RunEnded
 )
 """Each event that is about no attempt and no request in flight, but for `DecodeStretch`."""
 Event: TypeAlias = DecodeStretch | GeneralEvent | RequestEvent | AttemptEvent | WorkEvent

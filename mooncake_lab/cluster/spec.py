@@ -129,6 +129,9 @@ class DecodePool:
     """KVCache that fits into a node's GPU memory."""
     max_requests: int | None = None
     """Most requests that decode at once on a node; None is as many as fit."""
+    keep_answers: bool = False
+    """Whether a node sends the whole blocks of a complete answer to the prefill node of its prompt, which keeps
+    them for the next turn. The paper's nodes do not: the next turn prefills the answer (assumption B10)."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "nodes", "device_tokens")
@@ -209,8 +212,12 @@ class ClusterSpec:
             raise ValueError(f"pools {self.pools}; allowed are a prefill and a decode pool, or one coupled pool")
         gives: set[Need] = {"decode_requests", "lengths", "priority"}
         match self.pools:
-            case (prefill, _):
+            case (prefill, decode):
                 gives.add("double_check")
+                if decode.keep_answers and not prefill.prefix_caching:
+                    raise ValueError(
+                        "DecodePool.keep_answers needs PrefillPool.prefix_caching, to find them again"
+                    )
                 if prefill.prefix_caching:
                     gives |= {"local_prefixes", "remote_prefixes"}
             case (coupled,):

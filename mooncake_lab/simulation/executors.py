@@ -4,10 +4,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
-from typing import final
+from typing import TYPE_CHECKING, Any, final
 
 from mooncake_lab.cluster import ClusterSpec, CoupledPool, DecodePool, Event, Executor, PrefillPool, events
-from mooncake_lab.core import CacheChanged, Request, TracedRequest
+from mooncake_lab.core import CacheChanged, Request, TracedRequest, answer_keys
 from mooncake_lab.perf import CppGroup, LatencyModel
 from mooncake_lab.simulation.clock import EventLoop
 from mooncake_lab.simulation.coupled import CoupledInstance
@@ -15,6 +15,10 @@ from mooncake_lab.simulation.instances import DecodeInstance, PrefillInstance
 from mooncake_lab.simulation.kv_transfer import KVTransfer, PrefillJob
 from mooncake_lab.simulation.network import Network
 from mooncake_lab.simulation.pool import CacheChange, PrefixPool
+from mooncake_lab.workload.sessions import BUSY_STAGES, RequestOutcome
+
+if TYPE_CHECKING:
+    import simpy
 
 
 class SimulatedExecutor(Executor):
@@ -30,6 +34,10 @@ class SimulatedExecutor(Executor):
         self._report = report
         self.requests: dict[int, TracedRequest] = {}
         """The requests in flight, with the lengths of their answers, by id."""
+        self.clients: dict[int, simpy.Event] = {}
+        """What each client that waits for a request waits for, by the id of the request."""
+        self.retry_after_s: Callable[[], float] = lambda: 1.0
+        """When a client that is refused now may try again."""
 
     @property
     @abstractmethod
@@ -62,23 +70,44 @@ class SimulatedExecutor(Executor):
             self._loop.call_later(0.0, self._report, confirmed)
 
     def reject(self, command: events.Reject) -> None:
-        """End a request."""
-        del self.requests[command.request_id]
+        """End a request, and tell its client why."""
+        traced, client = self.requests.pop(command.request_id), self.clients.pop(command.request_id, None)
+        if client is not None:
+            retry_after_s = self.retry_after_s() if command.stage in BUSY_STAGES else None
+            refused: dict[str, Any] = {
+                "stage": command.stage,
+                "reason": command.reason,
+                "retry_after_s": retry_after_s,
+            }
+            client.succeed(RequestOutcome(request=traced.request, at_s=self._loop.now_s, **refused))
 
     def finish(self, command: events.Finish) -> None:
-        """End a request."""
-        del self.requests[command.request_id]
+        """End a request, and tell its client."""
+        traced, client = self.requests.pop(command.request_id), self.clients.pop(command.request_id, None)
+        if client is not None:
+            tokens = traced.output_tokens
+            client.succeed(RequestOutcome(request=traced.request, at_s=self._loop.now_s, output_tokens=tokens))
+
+    def leave(self, request_id: int, reason: str) -> None:
+        """The client of a request in flight leaves; a step that computes a token of its answer ends first."""
+        if not any(instance.leave(request_id, reason) for instance in self.decoding):
+            self._report(events.Cancelled(at_s=self._loop.now_s, request_id=request_id, reason=reason))
 
     def extend(self, request: Request, tokens: int) -> Request | None:
         """A request whose prompt has grown by tokens of its own answer; None where the answer is complete.
 
-        No other request shares the new blocks. A block that was partial is another one with these tokens in it, as
-        the live cluster's keys, which hash the tokens of a block, say: a node that has it as it was lacks them.
+        A block that was partial is another one with these tokens in it, as the live cluster's keys, which hash the
+        tokens of a block, say: a node that has it as it was lacks them. The next turn of a session goes on from
+        the answer (`answer_keys`); no other request shares the new blocks of one without a session.
         """
         traced, grown = self.requests[request.id], request.input_tokens + tokens
         if grown - traced.request.input_tokens >= traced.output_tokens:
             return None
         size = request.block_size_tokens
+        if traced.request.session is not None:
+            asked = traced.request
+            keys = answer_keys(asked.block_keys, asked.input_tokens, grown - asked.input_tokens, size)
+            return replace(request, input_tokens=grown, block_keys=keys)
         kept, whole = request.block_keys[: request.input_tokens // size], grown // size
         own = [f"{request.id}/{k}".encode() for k in range(len(kept), whole)]
         if whole * size < grown:
@@ -154,6 +183,8 @@ class DisaggregatedExecutor(SimulatedExecutor):
         }
         """The decode instances, by name."""
         self._jobs: dict[int, PrefillJob] = {}  # by request, until it decodes
+        self._keep_answers = decode.keep_answers
+        self._decoding: dict[int, PrefillJob] = {}  # by request, after that, where answers are kept
 
     @property
     def decoding(self) -> Collection[DecodeInstance]:
@@ -188,6 +219,8 @@ class DisaggregatedExecutor(SimulatedExecutor):
             return
         request_id = job.request.id
         del self._jobs[request_id]
+        if self._keep_answers:
+            self._decoding[request_id] = job
         self._report(events.KVLoaded(at_s=self._loop.now_s, attempt=job.attempt))
         self.decode[command.worker].join(
             job.attempt,
@@ -197,15 +230,37 @@ class DisaggregatedExecutor(SimulatedExecutor):
             shows_computed=command.shows_computed,
         )
 
-    def cancel_attempt(self, command: events.CancelAttempt) -> None:
-        """Let an attempt that is on its way to decode go no further.
+    def finish(self, command: events.Finish) -> None:
+        """End a request, tell its client, and keep its answer where answers are kept."""
+        traced, job = self.requests[command.request_id], self._decoding.pop(command.request_id, None)
+        super().finish(command)
+        if job is not None:
+            self._keep_answer(job, traced)
 
-        No client leaves a simulated cluster: an attempt that decodes was ended by its instance.
-        """
+    def _keep_answer(self, job: PrefillJob, traced: TracedRequest) -> None:
+        """Send the whole blocks of an answer back; the KVCache of its last token was never computed."""
+        request, size = traced.request, traced.request.block_size_tokens
+        first, blocks = job.request.input_tokens // size, (request.input_tokens + traced.output_tokens - 1) // size
+        if first >= blocks:
+            return
+        keys = answer_keys(request.block_keys, request.input_tokens, traced.output_tokens, size)[:blocks]
+        grown = replace(request, input_tokens=blocks * size, block_keys=keys)
+        self._transfer.keep_answer(job.attempt, job.placement, grown, first)
+
+    def reject(self, command: events.Reject) -> None:
+        """End a request, and tell its client why."""
+        self._decoding.pop(command.request_id, None)
+        super().reject(command)
+
+    def cancel_attempt(self, command: events.CancelAttempt) -> None:
+        """Let an attempt on its way to decode go no further, and one that decodes leave its instance."""
         job = self._jobs.get(command.attempt.request_id)
         if job is not None and job.attempt == command.attempt:
             job.cancelled = True
+            self._transfer.drop(job)
             del self._jobs[command.attempt.request_id]
+        elif command.worker in self.decode:
+            self.decode[command.worker].remove(command.attempt)
 
     def fail(self, name: str) -> None:
         """Let an instance fail now; a decode instance ends its step, and reports its requests as failed then."""
@@ -305,7 +360,8 @@ class CoupledExecutor(SimulatedExecutor):
         raise ValueError(f"{command.worker} is coupled and decodes by itself; it cannot carry out {command}")
 
     def cancel_attempt(self, command: events.CancelAttempt) -> None:
-        """Nothing: no client leaves a simulated cluster, and an instance has ended the attempts that fail."""
+        """Let an attempt leave its instance."""
+        self.instances[command.worker].remove(command.attempt)
 
     def fail(self, name: str) -> None:
         """Let an instance fail now; a step that decodes ends first."""

@@ -264,6 +264,7 @@ class DecodeInstance:
         self._may_shorten = False  # whether joining would cut that stretch short
         self._waits = False  # for the next look
         self._timers = 0  # timers that were set; only the last one counts
+        self._leaving: dict[int, str] = {}  # why each client leaves whose request is in the step under way
 
     def stop(self) -> None:
         """Stop with the step under way; each request that is here is then reported as failed."""
@@ -303,10 +304,43 @@ class DecodeInstance:
                 self._wait(0.0)
         elif self._may_shorten or not self.up:
             self._may_shorten = False
-            shorter = self._stretch.cut(self._loop.now_s)
-            if shorter.steps < self._stretch.steps:
-                self._stretch = shorter
-                self._wait(max(shorter.end_s - self._loop.now_s, 0.0))
+            self._shorten(self._stretch)
+
+    def _shorten(self, stretch: Stretch) -> None:
+        """The step under way is the last one."""
+        shorter = stretch.cut(self._loop.now_s)
+        if shorter.steps < stretch.steps:
+            self._stretch = shorter
+            self._wait(max(shorter.end_s - self._loop.now_s, 0.0))
+
+    def leave(self, request_id: int, reason: str) -> bool:
+        """A client leaves: if its request is in the step under way, that ends first, and it is reported then.
+
+        Returns:
+            Whether it is in that step.
+        """
+        if self._stretch is None or request_id not in self._decodes.running:
+            return False
+        self._leaving[request_id] = reason
+        self._shorten(self._stretch)
+        return True
+
+    def remove(self, attempt: Attempt) -> None:
+        """An attempt that was cancelled is not here any more, if it was; no step is under way that it is in."""
+        decodes = self._decodes
+        here = (decodes.running.get(attempt.request_id), *decodes.waiting)
+        found = next((each for each in here if each is not None and each.attempt == attempt), None)
+        if found is None:
+            return
+        decodes.remove(found)
+        if self._stretch is not None:  # behind it, another request may fit
+            self._shorten(self._stretch)
+
+    def _report_leaving(self) -> None:
+        leaving, self._leaving = self._leaving, {}
+        for request_id, reason in leaving.items():
+            if request_id in self._decodes.running:  # else the answer is complete
+                self._report(events.Cancelled(at_s=self._loop.now_s, request_id=request_id, reason=reason))
 
     def _wait(self, seconds: float) -> None:
         self._waits = True
@@ -318,8 +352,10 @@ class DecodeInstance:
         if timer != self._timers:
             return  # a stretch that was cut short
         if self._stretch is not None:
-            self._close(self._stretch)
+            self._close(self._stretch, self._loop.now_s)
         self._stretch, self._waits = None, False
+        if self._leaving:
+            self._report_leaving()
         if not self.up:
             self._fail_all()
             return
@@ -337,6 +373,12 @@ class DecodeInstance:
             self._stretch = Stretch(now_s, pace, steps)
             self._may_shorten = not decodes.waiting
             self._wait(pace.seconds(steps))
+
+    def cut(self) -> None:
+        """Report the steps of the stretch under way that have ended; the others go on as one of their own."""
+        if self._stretch is not None and (ended := self._stretch.steps_ended(self._loop.now_s)):
+            first, self._stretch = self._stretch.split(ended)
+            self._close(first, first.end_s)
 
     def tokens_shown(self) -> dict[int, int]:
         """How many tokens each request here has received by now, those of the stretch under way included."""
@@ -368,8 +410,8 @@ class DecodeInstance:
             )
         )
 
-    def _close(self, stretch: Stretch) -> None:
+    def _close(self, stretch: Stretch, at_s: float) -> None:
         """Report the stretch, and the requests that are done with it."""
-        self._report(stretch.decoded(self.name, self._loop.now_s, tuple(self._decodes.running)))
+        self._report(stretch.decoded(self.name, at_s, tuple(self._decodes.running)))
         for request in self._decodes.apply(stretch.steps):
-            self._report(events.RequestDone(at_s=self._loop.now_s, attempt=request.attempt))
+            self._report(events.RequestDone(at_s=at_s, attempt=request.attempt))

@@ -260,6 +260,12 @@ class KVTransfer:
             computed_bytes = job.request.input_tokens * self._token_bytes * self._computed_share
             job.stream = self._send_prompt(job, computed_bytes / seconds if seconds else inf)
 
+    def drop(self, job: PrefillJob) -> None:
+        """An attempt is cancelled: what is computed of its prompt is not sent any more."""
+        stream, job.stream = job.stream, None
+        if stream is not None:
+            self._network.stop(stream)
+
     def finish(self, jobs: Sequence[PrefillJob]) -> None:
         """Prompts of one iteration are computed: the rest of their KVCache leaves, in order to each decode node.
 
@@ -309,6 +315,36 @@ class KVTransfer:
         if not job.cancelled:
             size = job.request.input_tokens * self._token_bytes
             self._report(events.KVArrived(at_s=self._loop.now_s, attempt=job.attempt, start_s=start_s, bytes=size))
+
+    def keep_answer(self, attempt: Attempt, placement: Placement, grown: Request, first: int) -> None:
+        """Send the blocks of an answer to the prefill node of its prompt, which keeps them.
+
+        Args:
+            attempt: that gave the answer.
+            placement: of it.
+            grown: the prompt with the whole blocks of the answer.
+            first: the first block with tokens of the answer.
+        """
+        size = (grown.input_tokens - first * grown.block_size_tokens) * self._token_bytes
+        kept = partial(self._answer_kept, attempt, placement, grown, first, self._loop.now_s, size)
+        self._network.transfer(placement.decode, placement.prefill, size, kept)
+
+    def _answer_kept(
+        self, attempt: Attempt, placement: Placement, grown: Request, first: int, start_s: float, size_bytes: int
+    ) -> None:
+        if placement.prefill in self._down or placement.decode in self._down:
+            return
+        self._pool.keep(placement.prefill, grown, first=first)
+        self._report(
+            events.AnswerKept(
+                at_s=self._loop.now_s,
+                attempt=attempt,
+                worker=placement.prefill,
+                source=placement.decode,
+                start_s=start_s,
+                bytes=size_bytes,
+            )
+        )
 
     def cancel(self, node: str) -> None:
         """A node is down: nothing more is sent to it, from it, or read there."""

@@ -159,6 +159,11 @@ def test_a_death_loses_no_request(file, cluster):
         ((*WIDE, "--fail", "prefill-0"), "--fail prefill-0: no time; give NAME@SECONDS"),
         ((*WIDE, "--fail", "prefill-9@1"), "no instance 'prefill-9' to fail"),
         ((*WIDE, "--admission", "priority"), "give --admission priority and --urgent-share together"),
+        ((*COUPLED, "--keep-answers"), "--keep-answers is for decode nodes"),
+        ((*WIDE, "--retries", 1), "--retries is for --sessions"),
+        ((*WIDE, "--concurrency", 2), "--concurrency is for --sessions"),
+        ((*WIDE, "--first-token-patience", 2), "--first-token-patience is for --sessions"),
+        ((*WIDE, "--answer-patience", 2), "--answer-patience is for --sessions"),
         ((*WIDE, "--urgent-share", 0.5), "give --admission priority and --urgent-share together"),
     ],
 )
@@ -309,3 +314,45 @@ def test_vllm_v1_finds_more_behind_a_router_that_knows_its_caches(file):
     plain, aware = (numbers(file, *system, "--placement", name) for name in ("fewest_requests", "cache_aware"))
     assert plain["finished"] == aware["finished"] == plain["requests"]
     assert 0 < plain["token_hit_rate"] < aware["token_hit_rate"]
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    """Twelve chats of four turns, one every 0.2 s, each turn 2 s after the answer to the one before."""
+    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
+    rows = []
+    for turn in range(4):
+        for chat in range(12):
+            tokens = 3000 + 900 * turn
+            blocks = [100 * chat + k for k in range(-(-tokens // 512))]
+            row = {"timestamp": 200 * chat + 10_000 * turn, "input_length": tokens, "output_length": 600}
+            rows.append(row | {"hash_ids": blocks, "session_id": str(chat)} | ({"delay": 2000} if turn else {}))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+CLOSED = (*DISAGGREGATED, "--sessions")
+
+
+@pytest.mark.parametrize(
+    ("base", "option"),
+    [
+        (DISAGGREGATED, ("--sessions",)),
+        (COUPLED, ("--sessions",)),
+        (CLOSED, ("--speed", 2)),
+        (CLOSED, ("--keep-answers",)),
+        (CLOSED, ("--concurrency", 3)),
+        (CLOSED, ("--first-token-patience", 0.3)),
+        (CLOSED, ("--answer-patience", 15)),
+        ((*CLOSED, "--admission", "slo", "--ttft-slo", 0.35), ("--retries", 2)),
+    ],
+    ids=lambda value: " ".join(map(str, value)),
+)
+def test_every_option_of_clients_has_an_effect(chats, base, option):
+    """Clients that wait, and each way in which they behave, move the result; every turn is accounted for."""
+    found = numbers(chats, *base, *option)
+    assert found != baseline(chats, *base)
+    if "--sessions" in (*base, *option):
+        assert found["turns"] == 48
+        assert found["requests"] == 48 - found["turns_not_sent"] + found["retries_sent"]
+        assert found["turns_answered"] == found["finished"]
