@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -51,10 +52,19 @@ from mooncake_lab.cli.options import (
     without_hit_rate,
 )
 from mooncake_lab.cli.run_log import RunLog as _RunLog
+from mooncake_lab.cli.sessions import (
+    AnswerPatience,
+    Concurrency,
+    FirstTokenPatience,
+    Retries,
+    Sessions,
+    numbers_of,
+    rules_of,
+)
 from mooncake_lab.cluster import ClusterSpec, CoupledPool, DecodePool, PrefillPool
 from mooncake_lab.conductor import named_admission, named_placement
 from mooncake_lab.core import SLO, Finished, Record, Rejected, write_log
-from mooncake_lab.workload import Trace
+from mooncake_lab.workload import ClientRules, Trace, sessions_of
 
 if TYPE_CHECKING:
     from mooncake_lab.serving.spec import LiveOptions
@@ -356,6 +366,11 @@ def replay(
     max_model_len: Annotated[
         int, at_least(2, "Longest context, as far as the model has it; longer requests are left out.")
     ] = 8192,
+    sessions: Sessions = False,
+    concurrency: Concurrency = None,
+    retries: Retries = 0,
+    first_token_patience: FirstTokenPatience = None,
+    answer_patience: AnswerPatience = None,
     device: Device = "auto",
     threads: Threads = 1,
     seed: LiveSeed = 0,
@@ -370,9 +385,14 @@ def replay(
     All lengths are divided by `--divide`. Equal blocks become equal tokens, so what could be reused in the trace
     can be reused here. The numbers come from the run log of the cluster, as in `simulate`.
 
+    With --sessions, clients wait for their answers, and the next turn contains the tokens that were answered.
+
     Example: mooncake-lab replay data/traces/conversation_trace.jsonl --num-prompts 50 --speed 10 --prefill 2
     """
     options = locals()
+    del retries, first_token_patience, answer_patience  # read from the options
+    rules = rules_of(options)
+    play = partial(_play, rules=rules, concurrency=concurrency) if sessions else _replay
     refuse_same_file(trace, log=log)
     read = read_or_fail("replay", trace, lenient=lenient, block_size_tokens=block_size, format=format_)
     with _failing("replay", RuntimeError):
@@ -382,7 +402,7 @@ def replay(
         scaled = _scaled(read, divide, longest, num_prompts, speed)
         spec, live = live_spec(context, options, block_size_tokens=scaled.block_size_tokens, spares=0)
         show_start()
-        numbers = _replayed(scaled, spec, live, SLO(ttft_s=ttft_slo, tbt_s=tbt_slo), log)
+        numbers = _replayed(scaled, spec, live, SLO(ttft_s=ttft_slo, tbt_s=tbt_slo), log, play)
     numbers = without_hit_rate(numbers, read)
     print_numbers({"file": str(trace), "divided_by": divide, "speed": speed, **numbers}, json_=json_)
 
@@ -394,10 +414,27 @@ def _scaled(trace: Trace, divide: int, most_tokens: int, requests: int, speed: f
         scaled = scaled_down(trace, divide, most_tokens=most_tokens).head(requests)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    return replace(scaled, arrival_s=(scaled.arrival_s - scaled.arrival_s[0]) / speed)
+    return replace(scaled, arrival_s=scaled.arrival_s - scaled.arrival_s[0]).at_speed(speed)
 
 
-def _replayed(trace: Trace, spec: ClusterSpec, live: Any, slo: SLO, log: Path | None) -> dict[str, Any]:
+def _replay(cluster: Any, trace: Trace) -> list[Record]:
+    """Requests arrive at their times."""
+    return cluster.run(trace.requests())
+
+
+def _play(cluster: Any, trace: Trace, *, rules: ClientRules, concurrency: int | None) -> list[Record]:
+    """Clients wait for their answers."""
+    return cluster.play(sessions_of(trace.requests()), rules, concurrency=concurrency)
+
+
+def _replayed(
+    trace: Trace,
+    spec: ClusterSpec,
+    live: Any,
+    slo: SLO,
+    log: Path | None,
+    play: Callable[[Any, Trace], list[Record]],
+) -> dict[str, Any]:
     """Start a cluster, replay, and close it."""
     from mooncake_lab.metrics import check_log, run_summary
     from mooncake_lab.serving import LiveCluster
@@ -408,7 +445,7 @@ def _replayed(trace: Trace, spec: ClusterSpec, live: Any, slo: SLO, log: Path | 
         with _progress(len(trace)) as note:
             cluster.on_record = note
             try:
-                records = cluster.run(trace.requests())
+                records = play(cluster, trace)
             finally:
                 if (
                     log is not None and cluster.log
@@ -419,7 +456,7 @@ def _replayed(trace: Trace, spec: ClusterSpec, live: Any, slo: SLO, log: Path | 
         raise RuntimeError(f"the run log violates {violations[0].invariant}: {violations[0].sentence}")
     summary = run_summary(records, slo)
     summary["run_s"] = summary.pop("simulated_s")
-    return {"workers": list(spec.roles), "start_s": opened_s, **summary}
+    return {"workers": list(spec.roles), "start_s": opened_s, **numbers_of(cluster.clients), **summary}
 
 
 @contextlib.contextmanager

@@ -140,11 +140,18 @@ class DecodeEngine(_Generating):
     ) -> None:
         super().__init__(model, DecodeOnly(), settings, clock)
 
-    def submit(self, request: GenerationRequest, *, first_token: int, kv: Sequence[KVSpan]) -> int:
+    def submit(
+        self,
+        request: GenerationRequest,
+        *,
+        first_token: int,
+        kv: Sequence[KVSpan],
+        before_release: Callable[[RunningRequest], None] | None = None,
+    ) -> int:
         """Let a prefilled request join the batch when there is room; its id.
 
         Its output begins with `first_token`; `request.on_token` gets the tokens after it. Where it ends the
-        request, the next step returns that.
+        request, the next step returns that. Before the request gives its KVCache back, `before_release` is called.
 
         Raises:
             ValueError: when the KVCache does not cover the prompt, is not this model's, or does not fit.
@@ -154,7 +161,7 @@ class DecodeEngine(_Generating):
             raise ValueError(
                 f"KVCache of {covered} of {len(request.prompt)} prompt tokens is given; decode needs all of it"
             )
-        return self.engine.submit(request, kv=kv, generated=(first_token,))
+        return self.engine.submit(request, kv=kv, generated=(first_token,), before_release=before_release)
 
 
 class CoupledEngine(_Generating):

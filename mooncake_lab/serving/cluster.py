@@ -17,10 +17,13 @@ from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving.launch import Launcher
 from mooncake_lab.serving.messages import DropConnections, SamplingParams
 from mooncake_lab.serving.runtime import ClusterRuntime
+from mooncake_lab.serving.sessions import LiveClients
 from mooncake_lab.serving.spec import LiveOptions
 from mooncake_lab.serving.stream import RejectedError, RequestStream
+from mooncake_lab.workload.sessions import ClientRules, ClientSession
 from mooncake_lab.workload.transforms import prompt_of
 
+_NO_RULES: Final = ClientRules()
 _NOT_OPEN: Final = "this cluster is not open; use it in a `with` block"
 _Result = TypeVar("_Result")
 
@@ -62,6 +65,8 @@ class LiveCluster:
         """What the coordinator was told in the latest run, and when it learned of it."""
         self.outputs: dict[int, tuple[int, ...]] = {}
         """Tokens of each request of the latest run, by its id."""
+        self.clients: LiveClients | None = None
+        """The clients of the latest `play`."""
         self.on_record: Callable[[Record], None] = lambda _: None
         """Told each record as it is written, on the cluster's thread."""
         self._written: list[Record] = []
@@ -117,6 +122,23 @@ class LiveCluster:
             FailedError: when one could not be served; all others were, and `log` has what happened.
         """
         return self._do(self._run(list(requests), until_s))
+
+    def play(
+        self, sessions: Iterable[ClientSession], rules: ClientRules = _NO_RULES, *, concurrency: int | None = None
+    ) -> list[Record]:
+        """Serve clients that wait for their answers, until all sessions have ended; the run's log.
+
+        `clients` then says what they sent and received.
+
+        Args:
+            sessions: what they send.
+            rules: how they behave.
+            concurrency: how many sessions are played at once; None begins each at its recorded time.
+
+        Raises:
+            ValueError: when a turn does not fit the cluster; none is served then.
+        """
+        return self._do(self._play(sessions, rules, concurrency))
 
     def generate(
         self, prompts: Sequence[Sequence[int] | npt.NDArray[np.int32]], *, max_new_tokens: int = 16
@@ -192,6 +214,18 @@ class LiveCluster:
         errors = [error for task in done if (error := task.exception()) is not None]
         if errors:
             raise errors[0]
+        return self.log
+
+    async def _play(
+        self, sessions: Iterable[ClientSession], rules: ClientRules, concurrency: int | None
+    ) -> list[Record]:
+        runtime = self._runtime
+        clients = self.clients = LiveClients(runtime, sessions, rules, concurrency=concurrency)
+        self._written, self.decisions, self.events, self.outputs = [], [], [], clients.outputs
+        runtime.begin_run()
+        await clients.play()
+        await runtime.pending_calls.drain()
+        self.log = sorted(self._written, key=attrgetter("at_s"))
         return self.log
 
     async def _serve(self, traced: TracedRequest) -> None:

@@ -17,7 +17,7 @@ from mooncake_lab.core import DecodeStretch
 from mooncake_lab.net import frames
 from mooncake_lab.perf import ModelShape
 
-VERSION: Final = 11
+VERSION: Final = 12
 """The version of this protocol; both sides send theirs before anything else."""
 MOST_BODY_BYTES: Final = 16 * 1024**2
 """The largest frame: a prompt of four million tokens."""
@@ -84,6 +84,9 @@ class PrefillOrder(RequestOrder, frozen=True, kw_only=True, tag=1):
 
 class DecodeOrder(RequestOrder, frozen=True, kw_only=True, tag=2):
     """To a decode worker: KVCache of this prompt will come; decode it then."""
+
+    keep_at: int | None = None
+    """The port of the prefill worker that keeps the whole blocks of the answer; None where nobody does."""
 
 
 class CancelOrder(msgspec.Struct, frozen=True, tag=3):
@@ -156,6 +159,7 @@ WorkerEvent: TypeAlias = (
     | events.PrefillDone
     | events.ChunkDone
     | events.Preempted
+    | events.AnswerKept
     | events.KVArrived
     | events.KVLoaded
     | events.DecodeStarted
@@ -268,6 +272,18 @@ class KVChunk(msgspec.Struct, frozen=True, kw_only=True, tag=62):
     pushed: RemoteWrite | None = None
 
 
+class AnswerBlocks(msgspec.Struct, frozen=True, array_like=True):
+    """Whole blocks with tokens of an answer."""
+
+    source: str
+    """The decode worker that had them."""
+    first: int
+    """The place of the first one in the prompt with its answer."""
+    keys: tuple[bytes, ...]
+    start_s: float
+    """When they were ready to leave."""
+
+
 class EndTransfer(msgspec.Struct, frozen=True, kw_only=True, tag=63):
     """That was all of it; answered by `Ack`."""
 
@@ -278,6 +294,8 @@ class EndTransfer(msgspec.Struct, frozen=True, kw_only=True, tag=63):
 
     The decode worker reports it again, before its own events: the prefill worker may go down first, or be later.
     """
+    answer: AnswerBlocks | None = None
+    """What the tokens are, where they are of an answer that is to be kept; then nothing is decoded."""
 
 
 class GetBlocks(msgspec.Struct, frozen=True, tag=64):

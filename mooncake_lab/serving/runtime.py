@@ -14,7 +14,17 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.cluster import POOL, ClusterSpec, Coordinator, Event, Executor, WorkerState, carry_out, events
+from mooncake_lab.cluster import (
+    POOL,
+    ClusterSpec,
+    Coordinator,
+    DecodePool,
+    Event,
+    Executor,
+    WorkerState,
+    carry_out,
+    events,
+)
 from mooncake_lab.conductor import ClusterView, Decided, Estimator, LatencyEstimator
 from mooncake_lab.core import CacheChanged, Record, Request, blocks_for
 from mooncake_lab.perf import LatencyModel
@@ -65,6 +75,8 @@ class ClusterRuntime(Executor):
         if options.ssd_dir is not None and model is not None and model.ssd is None:
             raise ValueError(f"latency model {model.name!r} has no ssd, and prefill workers have one")
         self.spec = spec
+        decode = spec.pools[-1]
+        self._keeps_answers = isinstance(decode, DecodePool) and decode.keep_answers
         self.model = model
         self.damaged_blocks: dict[str, int] = {}
         """Blocks that the workers of each name have found damaged in their stores."""
@@ -306,8 +318,14 @@ class ClusterRuntime(Executor):
             KeyError: when the worker is down.
         """
         prompt, params = self.streams[command.request.id].remaining(command.request.input_tokens)
-        order = messages.DecodeOrder(job=self._job(command.attempt), prompt=prompt, params=params)
+        keep_at = self._keeper(command.request.id) if self._keeps_answers else None
+        order = messages.DecodeOrder(job=self._job(command.attempt), prompt=prompt, params=params, keep_at=keep_at)
         self.supervisor.links[command.worker].send(order)
+
+    def _keeper(self, request_id: int) -> int | None:
+        """The port of the prefill worker that keeps the answer of a request; None where it has just gone down."""
+        link = self.supervisor.links.get(self.coordinator.requests[request_id].prefill_worker.name)
+        return None if link is None else link.ready.port
 
     def run_prefill(self, command: events.RunPrefill) -> None:
         """Tell a worker to compute a prompt, where its prefix is, and where its KVCache goes.

@@ -45,6 +45,8 @@ class ReceivedKV:
     moves: tuple[Move, ...]
     reports: tuple[messages.PromptEvent, ...]
     """What its prefill worker reported of it."""
+    answer: messages.AnswerBlocks | None = None
+    """What the tokens are, where they are of an answer that is to be kept."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -233,6 +235,10 @@ class KVReceiver:
             raise ProtocolError(f"the end of {message.job}, which never began here")
         if min(done.covered) < done.tokens:
             raise ProtocolError(f"{message.job} ends before all of its KVCache came: a layer lacks tokens")
+        answer, size = message.answer, self._layout.block_tokens
+        if answer is not None and len(answer.keys) * size != done.tokens:
+            blocks = f"{len(answer.keys)} keys of an answer for {done.tokens} tokens"
+            raise ProtocolError(f"{blocks}; allowed is one for each block of {size}")
         moves = done.moves
         if not self._each_layer:
             moves = [Move(moves[0].start_s, moves[-1].end_s, sum(move.bytes for move in moves))]
@@ -243,6 +249,7 @@ class KVReceiver:
                 first_token=message.first_token,
                 moves=tuple(moves),
                 reports=message.reports,
+                answer=answer,
             )
         )
 

@@ -25,6 +25,7 @@ from mooncake_lab.engine.roles import Prompt as PromptTokens
 from mooncake_lab.serving import messages
 from mooncake_lab.serving.kv_transfer import LayerStream
 from mooncake_lab.serving.kv_transfer.fetch import PrefixSource, fetch_layers
+from mooncake_lab.serving.kv_transfer.receiver import ReceivedKV
 from mooncake_lab.serving.kv_transfer.sender import KVSender
 from mooncake_lab.serving.measuring import measure_prefill, measure_transfer
 from mooncake_lab.serving.messages import Job
@@ -116,6 +117,8 @@ class PrefillRole:
                 self._accept(item)
             case Callable():
                 item()
+            case ReceivedKV(answer=messages.AnswerBlocks() as answer):
+                self._keep_answer(item, answer)
             case messages.UsePool():
                 self._background.submit(self._use_pool, item.address)
             case messages.CancelOrder():
@@ -321,6 +324,25 @@ class PrefillRole:
         if context.spec.prefix_caching:
             self._cache.keep(prompt.keys, self._copies.of(result.kv))
             self._update(self._cache.news())
+
+    def _keep_answer(self, came: ReceivedKV, answer: messages.AnswerBlocks) -> None:
+        """Keep the whole blocks of an answer that a decode worker sends back."""
+        context, size = self._context, self._layout.block_tokens
+        blocks = [
+            tuple(layer[:, place * size : (place + 1) * size].contiguous() for layer in came.kv.layers)
+            for place in range(len(answer.keys))
+        ]
+        self._cache.adopt(answer.keys, blocks, first=answer.first)
+        kept = events.AnswerKept(
+            at_s=time.monotonic(),
+            attempt=came.job.attempt,
+            worker=context.spec.name,
+            source=answer.source,
+            start_s=answer.start_s,
+            bytes=sum(move.bytes for move in came.moves),
+        )
+        context.report(came.job, kept)
+        self._update(self._cache.news())
 
     def _tier_read(self, plan: PrefixPlan, job: Job) -> events.TierRead | None:
         """Copy what of a prefix came from the SSD to DRAM, in the background; the report of that, if any did."""
