@@ -44,6 +44,7 @@ OTHER = {
     "fetch_timeout_s": 0.5,
     "overtaking": True,
     "max_batch_tokens": 8192,
+    "keep_answers": True,
     "placement": LoadBalance(),
     "failures": (Failure("decode-1", 20.0),),
     "view_age_s": 4.0,
