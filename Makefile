@@ -39,7 +39,7 @@ export HF_HUB_OFFLINE ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help book playground book-traces notebooks test quick test-slow test-pythons test-kernels mutants test-site screenshots readme serve-book classroom grade traces model check format clean env
+.PHONY: help book playground book-traces notebooks test quick test-slow test-pythons test-kernels mutants test-site screenshots epub readme serve-book classroom grade traces model check format clean env
 
 help: ## List the targets
 	@printf 'Targets (variables in brackets):\n\n'
@@ -109,6 +109,9 @@ test-site: $(ENV) ## Read the built book in a headless browser; leaves book/_bui
 screenshots: book ## Picture every page, light, dark and on a phone, into tests/site/screenshots
 	@$(BIN)/pytest -q tests/site/test_screenshots.py
 	@echo "Look at tests/site/screenshots"
+
+epub: book ## The book as one file for e-book readers, book/_build/epub/mooncake-run.epub
+	@$(BIN)/python -m mooncake_lab.book.rendering.render book --epub
 
 readme: book ## Write the results in the README from the book's numbers
 	@$(BIN)/python -m mooncake_lab.book.paper.pages README.md book/_generated

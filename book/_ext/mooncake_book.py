@@ -17,8 +17,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from xml.parsers import expat
 
 import yaml
+from bs4 import BeautifulSoup
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
@@ -38,6 +40,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("config-inited", add_banner)
     app.connect("config-inited", set_address)
     app.connect("config-inited", leave_solutions_out)
+    app.connect("builder-inited", leave_buttons_out)
+    app.connect("doctree-resolved", close_tags, priority=900)  # after what others put into the page
     app.connect("html-page-context", describe_other_pages, priority=502)
     app.connect("html-page-context", point_at_sources, priority=502)  # after the theme made its buttons
     app.connect("build-finished", mend_pages)
@@ -53,9 +57,10 @@ def add_banner(app: Sphinx, config: Config) -> None:
 
 
 def set_address(app: Sphinx, config: Config) -> None:
-    """Take the repository from `CITATION.cff`, and the book's address from the repository, unless configured."""
+    """Repository and version are those of `CITATION.cff`; the book's address follows, unless it is configured."""
     citation = yaml.safe_load((Path(app.srcdir).parent / "CITATION.cff").read_text(encoding="utf-8"))
     config.html_theme_options["repository_url"] = citation["repository-code"]
+    config.version = str(citation["version"])
     owner, name = urlsplit(citation["repository-code"]).path.strip("/").split("/")
     config.ogp_site_url = config.ogp_site_url or f"https://{owner}.github.io/{name}/"
 
@@ -66,6 +71,30 @@ def leave_solutions_out(_app: Sphinx, config: Config) -> None:
         config.hide_solutions = True
         config.html_copy_source = False
         config.html_theme_options.update(use_download_button=False, launch_buttons={})
+
+
+def leave_buttons_out(app: Sphinx) -> None:
+    """An e-book has no buttons, and the theme would look for them."""
+    if app.builder.name == "epub":
+        app.config.html_theme_options["launch_buttons"] = {}
+
+
+def close_tags(app: Sphinx, doctree: nodes.document, _page: str) -> None:
+    """In an e-book, whose pages are XML, close the tags that HTML may leave open; what is XML already stays."""
+    if app.builder.name == "epub":
+        for raw in list(doctree.findall(nodes.raw)):
+            if "html" in raw["format"] and not is_xml(raw.astext()):
+                closed = str(BeautifulSoup(raw.astext(), "html.parser"))
+                raw.replace_self(nodes.raw("", closed, format="html"))
+
+
+def is_xml(text: str) -> bool:
+    """Whether a piece of a page is well-formed by itself."""
+    try:
+        expat.ParserCreate().Parse(f"<div>{text}</div>", True)  # noqa: FBT003 - takes no keyword
+    except expat.ExpatError:
+        return False
+    return True
 
 
 def describe_other_pages(app: Sphinx, _page: str, _template: str, context: dict[str, Any], doctree: Any) -> None:

@@ -1,6 +1,6 @@
 """The book as HTML: Jupyter Book over the executed chapters, warnings as errors, skipped when nothing changed.
 
-    python -m mooncake_lab.book.rendering.render book [--without-solutions]
+    python -m mooncake_lab.book.rendering.render book [--without-solutions] [--epub]
 
 All pages or none: Sphinx can render only the pages that changed, but then links between pages go stale
 (the numbers of citations), and pages that were deleted stay. So the digest of everything it reads is kept
@@ -63,6 +63,15 @@ def render(book: Path, *, solutions: bool = True) -> int:
     return 0
 
 
+def render_epub(book: Path) -> int:
+    """Render a Jupyter Book folder into `book/_build/epub/mooncake-run.epub`; the exit status of the renderer."""
+    shutil.rmtree(book / "_build" / "epub", ignore_errors=True)  # else only pages that changed are written
+    status = _jupyter_book(book, {}, "--builder", "custom", "--custom-builder", "epub")
+    if status == 0:
+        sys.stdout.write(f"{(book / '_build' / 'epub' / 'mooncake-run.epub').resolve()}\n")
+    return status
+
+
 def inputs_digest(book: Path) -> str:
     """One name for all that the renderer reads.
 
@@ -81,8 +90,8 @@ def inputs_digest(book: Path) -> str:
     )
 
 
-def _jupyter_book(book: Path, told: Mapping[str, str]) -> int:
-    command = [Path(sys.executable).with_name("jupyter-book"), "build", *_FLAGS, str(book)]
+def _jupyter_book(book: Path, told: Mapping[str, str], *options: str) -> int:
+    command = [Path(sys.executable).with_name("jupyter-book"), "build", *_FLAGS, *options, str(book)]
     # no warnings: deprecations inside the renderer's own libraries
     environment = {**os.environ, **told, "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, env=environment, check=False, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own interpreter and folder
@@ -262,8 +271,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m mooncake_lab.book.rendering.render")
     parser.add_argument("book", type=Path, help="the book's folder")
     parser.add_argument("--without-solutions", action="store_true", help="leave out the solutions of exercises")
+    parser.add_argument("--epub", action="store_true", help="render an e-book instead of pages")
     told = parser.parse_args(arguments)
     write_reference(told.book / "reference")
+    if told.epub:
+        return render_epub(told.book)
     return render(told.book, solutions=not told.without_solutions)
 
 

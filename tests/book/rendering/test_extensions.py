@@ -102,8 +102,21 @@ def test_a_class_gets_no_solutions_and_no_way_to_them(extension, monkeypatch, to
 
 def test_the_address_is_that_of_the_citation(extension, tmp_path):
     """Buttons and the address of the pages follow from the repository that `CITATION.cff` names."""
-    (tmp_path / "CITATION.cff").write_text("repository-code: https://github.com/someone/something\n")
+    (tmp_path / "CITATION.cff").write_text("repository-code: https://github.com/someone/something\nversion: 1.2\n")
     config = SimpleNamespace(html_theme_options={}, ogp_site_url="")
     extension("mooncake_book").set_address(SimpleNamespace(srcdir=tmp_path / "book"), config)
     assert config.html_theme_options["repository_url"] == "https://github.com/someone/something"
+    assert config.version == "1.2"
     assert config.ogp_site_url == "https://someone.github.io/something/"
+
+
+def test_an_e_book_closes_its_tags(extension, page):
+    """Its pages are XML: an open tag is closed, a bare attribute gets a value; a drawing keeps its capitals."""
+    texts = ["<table border=1><tr><td hidden>a<br></table>", '<svg viewBox="0 0 1 1"/>']
+    page += [nodes.raw("", text, format="html") for text in texts]
+    module = extension("mooncake_book")
+    module.close_tags(SimpleNamespace(builder=SimpleNamespace(name="epub")), page, "page")
+    table, drawing = (raw.astext() for raw in page.findall(nodes.raw))
+    assert module.is_xml(table)
+    assert "<br/>" in table
+    assert drawing == texts[1]
