@@ -121,8 +121,8 @@ def spec_of(place: str, sizes: Sizes, folder: str, *, layerwise: bool) -> tuple[
         "dram": ({}, {}),
         "ssd": ({**small, "ssd_tokens": 20 * sizes.tokens}, {"ssd_dir": folder}),
         "worker": ({"prefill_nodes": 2}, {}),
-        "remote": (small, {"pool": "remote", "pool_tokens": 20 * sizes.tokens}),
-        "mooncake": (small, {"pool": "mooncake", "pool_tokens": 20 * sizes.tokens}),
+        "remote": (small, {"shared_store": "remote", "shared_store_tokens": 20 * sizes.tokens}),
+        "mooncake": (small, {"shared_store": "mooncake", "shared_store_tokens": 20 * sizes.tokens}),
     }
     of_spec, of_runtime = ways[paced_at]
     if place != paced_at:

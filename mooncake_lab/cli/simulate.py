@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mooncake_lab.cli.field_names import by_option
 from mooncake_lab.cli.options import (
     TBT,
     TTFT,
@@ -78,9 +79,9 @@ def _failure(text: str) -> Failure:
 def simulate(
     context: typer.Context,
     trace: TraceFile,
-    prefill: Annotated[int | None, at_least(1, "Prefill nodes.")] = None,
-    decode: Annotated[int | None, at_least(1, "Decode nodes.")] = None,
-    coupled: Annotated[
+    prefill_nodes: Annotated[int | None, at_least(1, "Prefill nodes.")] = None,
+    decode_nodes: Annotated[int | None, at_least(1, "Decode nodes.")] = None,
+    coupled_nodes: Annotated[
         int | None, at_least(1, "Nodes that do both prefill and decode, instead of separate nodes.")
     ] = None,
     batching: Annotated[
@@ -186,12 +187,12 @@ def simulate(
 
     Requests arrive at their recorded times, unless --sessions lets clients wait for their answers.
 
-    Example: mooncake-lab simulate data/traces/conversation_trace.jsonl --prefill 8 --decode 8 --json
+    Example: mooncake-lab simulate data/traces/conversation_trace.jsonl --prefill-nodes 8 --decode-nodes 8 --json
     """
     # here and not above: no other command reads what the papers say
     from mooncake_lab.metrics import RunningSummary, write_perfetto
 
-    del prefill, decode, batching, ssd_tokens, placement, admission, keep_answers  # read from the context below
+    del prefill_nodes, decode_nodes, batching, ssd_tokens, placement, admission, keep_answers  # read from the context below
     del retries, first_token_patience, answer_patience
     rules = _check(context.params)
     started = time.perf_counter(), time.process_time()
@@ -199,7 +200,7 @@ def simulate(
     latency, on_device = _node(node, model, ssd_gb_per_s, testbed)
     requests = read_or_fail("simulate", trace, lenient=lenient, block_size_tokens=block_size, format=format_)
     requests = requests if num_prompts is None else requests.head(num_prompts)
-    full_tokens = cache_tokens or on_device if coupled else on_device
+    full_tokens = cache_tokens or on_device if coupled_nodes else on_device
     assumed_s = decode_s or _trace_decode_s(requests, latency, slo, full_tokens)
     policies = _policies(context.params, slo, requests.block_size_tokens, assumed_s)
     summary, kept = RunningSummary(slo, prefill_group=prefill_group), list[Record]()
@@ -210,7 +211,7 @@ def simulate(
         options = SimulationOptions(failures=tuple(failures or ()), view_age_s=view_age, default_max_tokens=most)
         cluster = Cluster(spec, latency, options, log=_to_all(sinks))
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(by_option(str(error), context.params)) from error
     with _writing("--log", log):
         arriving, clients = _arriving(requests, speed, urgent_share, seed or 0), None
         if sessions:
@@ -232,7 +233,7 @@ def simulate(
 def _policies(said: dict[str, Any], slo: SLO, block_size_tokens: int, assumed_s: float) -> dict[str, Any]:
     """The policies of the spec, and what is the same for each kind of cluster."""
     placement = said["placement"]
-    default = KVCacheCentric() if said["coupled"] is None else FewestRequests()
+    default = KVCacheCentric() if said["coupled_nodes"] is None else FewestRequests()
     return {
         "placement": default if placement is None else named_placement(placement, said["seed"] or 0),
         "admission": named_admission(said["admission"], decode_s=assumed_s),
@@ -247,28 +248,31 @@ def _check(said: dict[str, Any]) -> ClientRules:
     Whether the pools give a policy what it needs is checked where their spec is built.
     """
     refuse_same_file(said["trace"], log=said["log"], perfetto=said["perfetto"])
-    apart, admission = said["coupled"] is None, said["admission"]
-    both = said["prefill"] is not None and said["decode"] is not None
-    either = said["prefill"] is not None or said["decode"] is not None
+    apart, admission = said["coupled_nodes"] is None, said["admission"]
+    both = said["prefill_nodes"] is not None and said["decode_nodes"] is not None
+    either = said["prefill_nodes"] is not None or said["decode_nodes"] is not None
     ssd = said["ssd_tokens"] or said["ssd_gb_per_s"]
     bad_usage_if(
-        (apart and not both, "give --prefill and --decode, or --coupled"),
-        (not apart and either, "--coupled nodes do both stages; leave out --prefill and --decode"),
+        (apart and not both, "give --prefill-nodes and --decode-nodes, or --coupled-nodes"),
+        (
+            not apart and either,
+            "--coupled-nodes nodes do both stages; leave out --prefill-nodes and --decode-nodes",
+        ),
         (
             apart and said["batching"] is not None,
-            "--batching is for --coupled nodes; prefill and decode nodes have their own",
+            "--batching is for --coupled-nodes nodes; prefill and decode nodes have their own",
         ),
         (
             not apart and said["placement"] == "kvcache_centric",
-            "--coupled nodes have no store to fetch from; the nearest policy is cache_aware",
+            "--coupled-nodes nodes have no store to fetch from; the nearest policy is cache_aware",
         ),
         (
             apart and said["max_tokens"] is not None,
-            "--max-tokens is for --coupled nodes; decode nodes reserve nothing",
+            "--max-tokens is for --coupled-nodes nodes; decode nodes reserve nothing",
         ),
         (
             not apart and bool(ssd or said["prefill_group"] > 1),
-            "--ssd-tokens, --ssd-gb-per-s and --prefill-group are for prefill nodes; a --coupled cluster has none",
+            "--ssd-tokens, --ssd-gb-per-s and --prefill-group are for prefill nodes; --coupled-nodes has none",
         ),
         (
             not apart and said["keep_answers"],
@@ -295,16 +299,16 @@ def _check(said: dict[str, Any]) -> ClientRules:
 
 def _spec(said: dict[str, Any], on_device: int, policies: dict[str, Any]) -> ClusterSpec:
     """The cluster that the options describe, on nodes whose GPUs hold this many tokens of KVCache."""
-    if said["coupled"] is None:
+    if said["coupled_nodes"] is None:
         sized = {} if said["cache_tokens"] is None else {"cache_tokens": said["cache_tokens"]}
         return ClusterSpec.disaggregated(
-            prefill_nodes=said["prefill"], decode_nodes=said["decode"], device_tokens=on_device,
+            prefill_nodes=said["prefill_nodes"], decode_nodes=said["decode_nodes"], device_tokens=on_device,
             ssd_tokens=said["ssd_tokens"], prefill_group=said["prefill_group"],
             keep_answers=said["keep_answers"], **sized, **policies,
         )  # fmt: skip
     policy, prefix_caching = COUPLED_SYSTEMS[said["batching"] or "vllm"]
     return ClusterSpec.coupled(
-        nodes=said["coupled"], batching=policy, prefix_caching=prefix_caching,
+        nodes=said["coupled_nodes"], batching=policy, prefix_caching=prefix_caching,
         device_tokens=said["cache_tokens"] or on_device, **policies,
     )  # fmt: skip
 

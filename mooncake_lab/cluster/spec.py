@@ -34,6 +34,7 @@ from mooncake_lab.conductor import (
     check_needs,
 )
 from mooncake_lab.core import SLO
+from mooncake_lab.core.renamed import old_names, renamed_fields
 
 DEVICE_TOKENS: Final = 1_330_000
 """KVCache that fits into the GPU memory of a node of the papers."""
@@ -64,6 +65,7 @@ orca, sarathi, tensorrt_llm) reserve prompt and max_tokens of each request.
 """
 
 
+@renamed_fields(max_batch_tokens="pack_tokens")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillPool:
     """Nodes that prefill, and their caches.
@@ -90,7 +92,7 @@ class PrefillPool:
     """One Mooncake Store over all nodes instead of a cache a node (FAST'25 §5.3). Each block lies on one node; the
     others read it over the network (assumption B55)."""
     eviction: str = "lru"
-    max_batch_tokens: int = 1
+    pack_tokens: int = 1
     """Computed tokens up to which waiting prompts are packed into one iteration; a longer prompt is computed
     alone. 1 computes one prompt at a time (assumption B56)."""
     fetch_timeout_s: float = 30.0
@@ -100,7 +102,7 @@ class PrefillPool:
     """Whether a prompt whose prefix is still on its way lets those behind it start; else all start in order."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "nodes", "prefill_group", "chunk_tokens", "cache_tokens", "max_batch_tokens")
+        _require_positive(self, "nodes", "prefill_group", "chunk_tokens", "cache_tokens", "pack_tokens")
         if self.ssd_tokens < 0:
             raise ValueError(f"PrefillPool.ssd_tokens is {self.ssd_tokens!r}; at least 0 is needed")
         if not 0 < self.fetch_timeout_s < inf:
@@ -108,10 +110,12 @@ class PrefillPool:
                 f"PrefillPool.fetch_timeout_s is {self.fetch_timeout_s!r}; allowed are finite positive times"
             )
         if self.nodes % self.prefill_group:
-            raise ValueError(f"{self.nodes} prefill nodes are no whole number of groups of {self.prefill_group}")
-        if self.prefill_group > 1 and self.max_batch_tokens > 1:
             raise ValueError(
-                f"PrefillPool.max_batch_tokens is {self.max_batch_tokens} with groups of {self.prefill_group}"
+                f"PrefillPool.nodes is {self.nodes}; a multiple of prefill_group, {self.prefill_group}, is needed"
+            )
+        if self.prefill_group > 1 and self.pack_tokens > 1:
+            raise ValueError(
+                f"PrefillPool.pack_tokens is {self.pack_tokens} with groups of {self.prefill_group}"
                 " nodes; a group computes one prompt at a time, so 1 is allowed"
             )
 
@@ -301,7 +305,8 @@ class ClusterSpec:
 
 def _fields_of(pool: type[PrefillPool | DecodePool | CoupledPool], settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that are fields of a pool, taken out of them."""
-    return {each.name: settings.pop(each.name) for each in fields(pool) if each.name in settings}
+    names = [*(each.name for each in fields(pool)), *old_names(pool)]
+    return {name: settings.pop(name) for name in names if name in settings}
 
 
 def _require_positive(spec: object, *names: str) -> None:

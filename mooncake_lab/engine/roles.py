@@ -36,7 +36,7 @@ class PrefillResult:
 class PrefillEngine:
     """Tokens and reused KVCache in; first token and new KVCache out (FAST'25 §3, prefill pool).
 
-    `chunk_tokens` and `max_batch_tokens` are those of `PrefillOnly`.
+    `chunk_tokens` and `pack_tokens` are those of `PrefillOnly`.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class PrefillEngine:
         settings: EngineSettings | None = None,
         *,
         chunk_tokens: int | None = None,
-        max_batch_tokens: int | None = None,
+        pack_tokens: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.engine = Engine(model, PrefillOnly(chunk_tokens, max_batch_tokens), settings, clock=clock)
+        self.engine = Engine(model, PrefillOnly(chunk_tokens, pack_tokens), settings, clock=clock)
         self._kv: dict[int, KVSpan] = {}
         self._ended: list[PrefillResult] = []  # not yet returned by a step
 

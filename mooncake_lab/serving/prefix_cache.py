@@ -225,12 +225,14 @@ class PrefixCache:
     def __init__(self, spec: WorkerSpec, layout: KVLayout) -> None:
         self.layout = layout
         self._link = PacedLink(spec.network_bytes_per_s)  # in the other direction than what the worker sends
-        self._pool_reads_layers = spec.pool != "mooncake"  # which reads the whole block for each of its layers
+        self._pool_reads_layers = (
+            spec.shared_store != "mooncake"
+        )  # which reads the whole block for each of its layers
         self._dram_bytes = spec.cache_tokens * layout.bytes_per_token
         self._ssd = None if spec.ssd_dir is None else self._open_ssd(spec, spec.ssd_dir)
         self._dram = DramBackend(self._dram_bytes)
         self._pool: StorageBackend | None = None
-        self._store = self._open_store(has_pool=spec.pool is not None)
+        self._store = self._open_store(has_pool=spec.shared_store is not None)
         self._damaged = 0
         """Damaged blocks that were reported."""
 
@@ -441,8 +443,8 @@ def open_pool(spec: WorkerSpec, layout: KVLayout, address: str) -> StorageBacken
         StorageError: when it refuses this worker, or Mooncake's wheel is missing.
         OSError: when it does not answer.
     """
-    if spec.pool == "mooncake":
-        capacity_bytes = spec.pool_tokens * layout.bytes_per_token
+    if spec.shared_store == "mooncake":
+        capacity_bytes = spec.shared_store_tokens * layout.bytes_per_token
         client = MooncakeClient(address, 0)
         return MooncakePool(client, capacity_bytes, layout.block_bytes, fingerprint=layout.fingerprint, name=POOL)
     host, _, port = address.rpartition(":")

@@ -7,6 +7,7 @@ import msgspec
 
 from mooncake_lab.batching import BATCHING_POLICIES, BatchingPolicy
 from mooncake_lab.cluster import ClusterSpec, CoordinatorRules, CoupledPool, PrefillPool, Role
+from mooncake_lab.core.renamed import renamed_fields
 from mooncake_lab.engine.config import NUMBER_BYTES
 from mooncake_lab.serving.pacer import Pacer
 
@@ -14,10 +15,10 @@ _REMEMBERED_BLOCKS: Final = 2**18
 """Most blocks that a worker remembers to be in a Mooncake Store that runs elsewhere, which tells no capacity."""
 _MAY_BE_ZERO: Final = {"seed", "spares"}
 _LEAST_DRAM_BLOCKS: Final = 8
-"""That a worker needs in DRAM above an SSD or a pool."""
+"""That a worker needs in DRAM above an SSD or a shared store."""
 
-PoolKind = Literal["remote", "mooncake"]
-"""Whose server holds the pool: our block server, or the Mooncake Store."""
+SharedStoreKind = Literal["remote", "mooncake"]
+"""Whose server holds the shared store: our block server, or the Mooncake Store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +46,10 @@ class WorkerOptions(ModelOptions):
 
     ssd_dir: str | None = None
     """Where each prefill worker keeps a folder of its own, of `PrefillPool.ssd_tokens`; None has no SSD."""
-    pool: PoolKind | None = None
+    shared_store: SharedStoreKind | None = None
     """The store below DRAM and SSD that all prefill workers share; None has none."""
-    pool_tokens: int = 65_536
-    """KVCache in the pool; of a pool that runs elsewhere, what a worker remembers to be there."""
+    shared_store_tokens: int = 65_536
+    """KVCache in the shared store; of one that runs elsewhere, what a worker remembers to be there."""
     transfer: Literal["tcp", "mooncake"] = "tcp"
     """How KVCache travels: over the workers' own connections, or by Mooncake's Transfer Engine.
 
@@ -57,7 +58,7 @@ class WorkerOptions(ModelOptions):
     transfer_bytes: int = 2**26
     """Memory of each worker that this engine may touch; what finds no room there takes the connection."""
     network_bytes_per_s: float | None = None
-    """KVCache that a worker sends to others, or reads from the pool, at most; None is what the machine carries."""
+    """KVCache that a worker sends to others, or reads from the shared store, at most; None is no limit."""
     peer_timeout_s: float = 10.0
     """How long a worker may keep another waiting inside a frame."""
     log_layers: bool = False
@@ -66,6 +67,9 @@ class WorkerOptions(ModelOptions):
     """The pace of computing; None computes as fast as the machine can."""
 
 
+@renamed_fields(
+    pool="shared_store", pool_tokens="shared_store_tokens", pool_address="shared_store_address",
+)  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveOptions(WorkerOptions):
     """How a cluster of real engines runs on this machine.
@@ -74,8 +78,8 @@ class LiveOptions(WorkerOptions):
         ValueError: when a number is out of range, or an address is none.
     """
 
-    pool_address: str | None = None
-    """HOST:PORT of a Mooncake Store that runs already; None starts and stops the pool with the cluster."""
+    shared_store_address: str | None = None
+    """HOST:PORT of a Mooncake Store that runs already; None starts and stops the store with the cluster."""
     max_inflight_requests: int = 1024
     """Requests in the cluster at once; one more is refused."""
     most_waiting: float = 4.0
@@ -107,12 +111,14 @@ class LiveOptions(WorkerOptions):
         )
         _refuse_if(self.transfer_bytes < 2**20, f"transfer_bytes is {self.transfer_bytes}; {2**20} are the least")
         _refuse_if(
-            self.pool_address is not None and self.pool != "mooncake",
-            f"pool_address is {self.pool_address!r} and pool {self.pool!r}; only a Mooncake Store has one",
+            self.shared_store_address is not None and self.shared_store != "mooncake",
+            f"shared_store_address is {self.shared_store_address!r} and shared_store {self.shared_store!r};"
+            " only a Mooncake Store has one",
         )
         _refuse_if(
-            self.pool_address is not None and not _is_address(self.pool_address),
-            f"pool_address is {self.pool_address!r}; HOST:PORT is needed, with a port from 1 to 65535",
+            self.shared_store_address is not None and not _is_address(self.shared_store_address),
+            f"shared_store_address is {self.shared_store_address!r}; HOST:PORT is needed, with a port from 1 to"
+            " 65535",
         )
 
 
@@ -134,7 +140,10 @@ class WorkerSpec(WorkerOptions):
     fetch_timeout_s: float = 0.0
     chunk_tokens: int = 0
     device_tokens: int = 0
+    pack_tokens: int = 0
+    """Of a prefill worker."""
     max_batch_tokens: int = 0
+    """Of a coupled worker."""
     max_requests: int | None = None
     max_request_tokens: int | None = None
     batching: tuple[str, dict[str, Any]] = ("", {})
@@ -162,7 +171,7 @@ def check_live(spec: ClusterSpec, options: LiveOptions) -> None:
 def _check_prefill(pool: PrefillPool, block: int, options: LiveOptions) -> None:
     unable = {
         "prefill_group": (pool.prefill_group, 1, "each worker computes its prompts alone"),
-        "shared_cache": (pool.shared_cache, False, "its workers share LiveOptions.pool instead"),
+        "shared_cache": (pool.shared_cache, False, "its workers share LiveOptions.shared_store instead"),
         "overtaking": (pool.overtaking, False, "prompts start in order"),
         "eviction": (pool.eviction, "lru", "its stores evict what was used least recently"),
     }
@@ -173,7 +182,10 @@ def _check_prefill(pool: PrefillPool, block: int, options: LiveOptions) -> None:
         f"ssd_dir is {options.ssd_dir!r} and ssd_tokens {pool.ssd_tokens}; give a folder and a size, or neither",
     )
     least = _LEAST_DRAM_BLOCKS * block
-    for name, size in (("ssd_tokens", pool.ssd_tokens), ("pool_tokens", options.pool and options.pool_tokens)):
+    for name, size in (
+        ("ssd_tokens", pool.ssd_tokens),
+        ("shared_store_tokens", options.shared_store and options.shared_store_tokens),
+    ):
         _refuse_if(bool(size) and size < block, f"{name} is {size}; a block of {block} has to fit")
         _refuse_if(
             bool(size) and (pool.cache_tokens < least or not pool.prefix_caching),
@@ -193,7 +205,7 @@ def _check_coupled(pool: CoupledPool, block: int, options: LiveOptions) -> None:
         f"CoupledPool.memory_block_tokens is {pool.memory_block_tokens} and block_size_tokens {block}; a live"
         " cluster has one size for both",
     )
-    for name, value in (("ssd_dir", options.ssd_dir), ("pool", options.pool)):
+    for name, value in (("ssd_dir", options.ssd_dir), ("shared_store", options.shared_store)):
         _refuse_if(value is not None, f"coupled workers have no store, and so no use for {name}")
     _refuse_if(
         options.transfer == "mooncake",
@@ -249,8 +261,8 @@ def worker_spec(spec: ClusterSpec, options: LiveOptions, name: str, token: bytes
     told = _told(WorkerSpec, options, spec, pool)
     if isinstance(pool, CoupledPool):
         told["batching"] = _named(pool.batching)
-    if options.pool_address is not None:
-        told["pool_tokens"] = _REMEMBERED_BLOCKS * spec.block_size_tokens
+    if options.shared_store_address is not None:
+        told["shared_store_tokens"] = _REMEMBERED_BLOCKS * spec.block_size_tokens
     return WorkerSpec(name=name, role=roles[name], index=list(roles).index(name), token=token, **told)
 
 

@@ -104,7 +104,7 @@ class Supervisor:
         """
         options, roles, began_s = self._options, self._roles, time.monotonic()
         self._all_ready = asyncio.get_running_loop().create_future()
-        if "mooncake" in {options.transfer, options.pool}:
+        if "mooncake" in {options.transfer, options.shared_store}:
             try:
                 await asyncio.to_thread(load_wheel)
             except MooncakeError as error:

@@ -63,7 +63,7 @@ def prefill_finish_s(
 class PrefillInstance:
     """Computes prompts in order of arrival, reusing the prefix its cache holds when it starts.
 
-    A single node computes those that wait in one iteration, up to `max_batch_tokens`, or one at a time. On a group
+    A single node computes those that wait in one iteration, up to `pack_tokens`, or one at a time. On a group
     of nodes the next prompt starts when the first node is done with the one before. The instance idles only while
     the prefix of the next prompt is on its way, and with `overtaking` not even then, if another prompt waits (I4).
     """
@@ -87,7 +87,7 @@ class PrefillInstance:
         self._pool = pool
         self._transfer = transfer
         self._report = report
-        self._policy = PrefillOnly(max_batch_tokens=spec.max_batch_tokens)
+        self._policy = PrefillOnly(pack_tokens=spec.pack_tokens)
         self._packs = self._policy.joins(1, 1)  # else prompts are computed alone, and need not be measured before
         self._keeps_prompts = spec.prefix_caching
         self._overtaking = spec.overtaking

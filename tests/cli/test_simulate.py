@@ -17,10 +17,10 @@ PROMISED = {
     "peak_memory_mib",
 }  # fmt: skip
 COST = {"wall_s", "cpu_s", "peak_memory_mib"}
-DISAGGREGATED = ("--prefill", 2, "--decode", 2)
-WIDE = ("--prefill", 4, "--decode", 2)
-COUPLED = ("--coupled", 4)
-OVERLOADED = ("--prefill", 2, "--decode", 1, "--speed", 3, "--ttft-slo", 4, "--tbt-slo", 0.028)
+DISAGGREGATED = ("--prefill-nodes", 2, "--decode-nodes", 2)
+WIDE = ("--prefill-nodes", 4, "--decode-nodes", 2)
+COUPLED = ("--coupled-nodes", 4)
+OVERLOADED = ("--prefill-nodes", 2, "--decode-nodes", 1, "--speed", 3, "--ttft-slo", 4, "--tbt-slo", 0.028)
 CLASSES = (*OVERLOADED, "--admission", "priority", "--urgent-share", 0.5)
 SMALL = (*DISAGGREGATED, "--cache-tokens", 6000)
 
@@ -84,8 +84,8 @@ def test_log_holds_the_run(file, cluster, tmp_path):
 @pytest.mark.parametrize(
     ("base", "option"),
     [
-        (DISAGGREGATED, ("--prefill", 3)),
-        (DISAGGREGATED, ("--decode", 1)),
+        (DISAGGREGATED, ("--prefill-nodes", 3)),
+        (DISAGGREGATED, ("--decode-nodes", 1)),
         (DISAGGREGATED, ("--placement", "random")),
         (OVERLOADED, ("--admission", "slo")),
         ((*OVERLOADED, "--admission", "early"), ("--admission", "predictive")),
@@ -112,7 +112,7 @@ def test_log_holds_the_run(file, cluster, tmp_path):
         (DISAGGREGATED, ("--ttft-slo", 0.6)),
         (DISAGGREGATED, ("--tbt-slo", 0.0265)),
         ((*DISAGGREGATED, "--placement", "random"), ("--seed", 1)),
-        (COUPLED, ("--coupled", 2)),
+        (COUPLED, ("--coupled-nodes", 2)),
         (COUPLED, ("--batching", "vllm_prefix")),
         (COUPLED, ("--placement", "random")),
         ((*COUPLED, "--cache-tokens", 40_000, "--batching", "tensorrt_llm"), ("--max-tokens", 20_000)),
@@ -137,14 +137,14 @@ def test_a_death_loses_no_request(file, cluster):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "give --prefill and --decode, or --coupled"),
-        ((*DISAGGREGATED, "--coupled", 2), "leave out --prefill and --decode"),
-        ((*DISAGGREGATED, "--batching", "vllm"), "--batching is for --coupled nodes"),
+        ((), "give --prefill-nodes and --decode-nodes, or --coupled-nodes"),
+        ((*DISAGGREGATED, "--coupled-nodes", 2), "leave out --prefill-nodes and --decode-nodes"),
+        ((*DISAGGREGATED, "--batching", "vllm"), "--batching is for --coupled-nodes nodes"),
         ((*COUPLED, "--placement", "kvcache_centric"), "no store to fetch from"),
         ((*COUPLED, "--placement", "longest_prefix"), "local_prefixes"),
         ((*COUPLED, "--admission", "after_prefill"), "double_check"),
         ((*DISAGGREGATED, "--placement", "fewest_requests"), "coupled_instances"),
-        ((*DISAGGREGATED, "--max-tokens", 100), "--max-tokens is for --coupled nodes"),
+        ((*DISAGGREGATED, "--max-tokens", 100), "--max-tokens is for --coupled-nodes nodes"),
         ((*DISAGGREGATED, "--admission", "early", "--decode-s", 5), "--decode-s is for --admission predictive"),
         ((*DISAGGREGATED, "--node", "abacus"), "allowed is hardware with a network card"),
         ((*DISAGGREGATED, "--model", "gpt9"), "unknown model 'gpt9'"),
@@ -152,7 +152,7 @@ def test_a_death_loses_no_request(file, cluster):
         ((*DISAGGREGATED, "--testbed", "arxiv", "--node", "h800-node"), "leave both out"),
         ((*COUPLED, "--cache-tokens", 1), "capacity_blocks is 0"),
         ((*COUPLED, "--prefill-group", 2), "are for prefill nodes"),
-        ((*WIDE, "--prefill-group", 3), "no whole number of groups"),
+        ((*WIDE, "--prefill-group", 3), "--prefill-nodes is 4; a multiple of --prefill-group, 3, is needed"),
         ((*WIDE, "--ssd-tokens", 6000), "give --ssd-tokens and --ssd-gb-per-s together"),
         ((*WIDE, "--ssd-tokens", 6000, "--ssd-gb-per-s", 1000), "predicts load from ssd"),
         ((*WIDE, "--view-age", "inf"), "inf is too large; allowed are numbers from 0"),
@@ -310,7 +310,7 @@ def test_the_decode_time_of_prediction_follows_trace_model_and_hardware(file):
 
 def test_vllm_v1_finds_more_behind_a_router_that_knows_its_caches(file):
     """The same nodes find prefixes with any router, and more of them with a cache-aware one."""
-    system = ("--coupled", 2, "--batching", "vllm_today")
+    system = ("--coupled-nodes", 2, "--batching", "vllm_today")
     plain, aware = (numbers(file, *system, "--placement", name) for name in ("fewest_requests", "cache_aware"))
     assert plain["finished"] == aware["finished"] == plain["requests"]
     assert 0 < plain["token_hit_rate"] < aware["token_hit_rate"]

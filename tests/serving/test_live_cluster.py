@@ -122,7 +122,7 @@ def test_horizon(cluster, traced):
 def test_prompts_that_wait_together_may_be_packed(open_cluster, traced, expected):
     """With room for several prompts some share an iteration; tokens and the order of prompts stay the same."""
     requests = traced(24, every_s=0.0)
-    with open_cluster(max_batch_tokens=4096) as live:
+    with open_cluster(pack_tokens=4096) as live:
         log = live.run(requests)
         assert live.outputs == expected(requests)
     assert check_log(log) == ()
@@ -227,10 +227,13 @@ class Own:
         ({"ssd_dir": "x"}, "give a folder and a size"),
         ({"ssd_dir": "x", "ssd_tokens": 8}, "ssd_tokens is 8; a block of 16 has to fit"),
         ({"ssd_dir": "x", "ssd_tokens": 64, "cache_tokens": 64}, "no use for ssd_tokens"),
-        (COUPLED | {"pool": "remote"}, "no use for pool"),
+        (COUPLED | {"shared_store": "remote"}, "no use for shared_store"),
         (COUPLED | {"ssd_dir": "x"}, "no use for ssd_dir"),
-        ({"pool": "remote", "prefix_caching": False}, "no use for pool_tokens"),
-        ({"pool": "remote", "pool_tokens": 8}, "pool_tokens is 8; a block of 16 has to fit"),
+        ({"shared_store": "remote", "prefix_caching": False}, "no use for shared_store_tokens"),
+        (
+            {"shared_store": "remote", "shared_store_tokens": 8},
+            "shared_store_tokens is 8; a block of 16 has to fit",
+        ),
     ],
 )
 def test_what_a_live_cluster_cannot_do_is_refused(changes, says):

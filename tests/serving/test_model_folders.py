@@ -150,7 +150,7 @@ class Server:
     def __init__(self, directory, *options):
         program = [sys.executable, "-m", "mooncake_lab", "serve", "--model", directory, "--port", "0", "--json"]
         self.process = subprocess.Popen(
-            [*program, "--no-api-key", "--coupled", "1", "--device", "cpu", *options],
+            [*program, "--no-api-key", "--coupled-nodes", "1", "--device", "cpu", *options],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 

@@ -103,8 +103,8 @@ def test_a_second_turn_has_the_same_tokens_wherever_its_prefix_lies(
         "ssd": {"cache_tokens": 12 * BLOCK, "ssd_dir": str(tmp_path), "ssd_tokens": 4096},
         "slow ssd": {"cache_tokens": 12 * BLOCK, "ssd_dir": str(tmp_path), "ssd_tokens": 4096},
         "worker": {"prefill_nodes": 2, "placement": ByParity()},
-        "pool": {"cache_tokens": 12 * BLOCK, "pool": "remote"},
-        "mooncake": {"cache_tokens": 12 * BLOCK, "pool": "mooncake"},
+        "pool": {"cache_tokens": 12 * BLOCK, "shared_store": "remote"},
+        "mooncake": {"cache_tokens": 12 * BLOCK, "shared_store": "mooncake"},
     }[tier]
     first, second = turn(0, conversation=1), turn(1, conversation=1, tokens=101)
     with open_cluster(model, **changes) as live:
@@ -164,7 +164,7 @@ def kill(live, victim):
 )
 def test_the_death_of_a_worker_or_of_the_pool_costs_no_request(open_cluster, expected, kind, victim):
     """Kill -9 under load: every request ends with its own tokens, and the pool is used again afterwards."""
-    changes = {"prefill_nodes": 2, "cache_tokens": 16 * BLOCK, "pool": kind, "fetch_timeout_s": 1.0}
+    changes = {"prefill_nodes": 2, "cache_tokens": 16 * BLOCK, "shared_store": kind, "fetch_timeout_s": 1.0}
     requests = [turn(i, conversation=i % 8, arrival_s=0.02 * i) for i in range(60)]
     with open_cluster(**changes) as live:
         before = live._runtime.supervisor.pool.pid
@@ -249,7 +249,7 @@ def test_a_holder_that_stalls_holds_nobody(open_cluster, expected):
 
 def test_a_cluster_that_ends_takes_its_pool_with_it(open_cluster):
     """The process of the pool is gone when the cluster is closed."""
-    with open_cluster(pool="remote") as live:
+    with open_cluster(shared_store="remote") as live:
         pid = live._runtime.supervisor.pool.pid
         os.kill(pid, 0)
     with pytest.raises(ProcessLookupError):
@@ -259,9 +259,9 @@ def test_a_cluster_that_ends_takes_its_pool_with_it(open_cluster):
 @pytest.mark.wheel
 def test_a_cluster_uses_a_mooncake_store_that_runs_already(open_cluster, expected):
     """Its workers put blocks there and find them again; the store outlives the cluster."""
-    with open_cluster(pool="mooncake") as owner:
+    with open_cluster(shared_store="mooncake") as owner:
         address = owner._runtime.supervisor.pool.address
-        shared = {"pool": "mooncake", "pool_address": address, "cache_tokens": 12 * BLOCK}
+        shared = {"shared_store": "mooncake", "shared_store_address": address, "cache_tokens": 12 * BLOCK}
         with open_cluster(**shared) as live:
             assert live._runtime.supervisor.pool.pid is None
             evict(live, 0, range(8))
@@ -275,9 +275,9 @@ def test_a_cluster_uses_a_mooncake_store_that_runs_already(open_cluster, expecte
 def test_a_pool_that_cannot_be_used_is_refused_in_a_sentence():
     """Only a Mooncake Store may run elsewhere, at HOST:PORT."""
     for changes, words in (
-        ({"pool_address": "127.0.0.1:1"}, "only a Mooncake Store has one"),
-        ({"pool": "remote", "pool_address": "127.0.0.1:1"}, "only a Mooncake Store"),
-        ({"pool": "mooncake", "pool_address": "nowhere"}, "HOST:PORT"),
+        ({"shared_store_address": "127.0.0.1:1"}, "only a Mooncake Store has one"),
+        ({"shared_store": "remote", "shared_store_address": "127.0.0.1:1"}, "only a Mooncake Store"),
+        ({"shared_store": "mooncake", "shared_store_address": "nowhere"}, "HOST:PORT"),
     ):
         with pytest.raises(ValueError, match=words):
             LiveOptions(**changes)
@@ -288,17 +288,18 @@ def test_a_pool_that_does_not_answer_is_refused_in_a_sentence(open_cluster):
     """Something has to listen at the address of a Mooncake Store."""
     with (
         pytest.raises(WorkerError, match=r"no pool answers at 127\.0\.0\.1:1"),
-        open_cluster(pool="mooncake", pool_address="127.0.0.1:1"),
+        open_cluster(shared_store="mooncake", shared_store_address="127.0.0.1:1"),
     ):
         pass
 
 
 def test_a_pool_elsewhere_is_as_large_as_it_is():
-    """How much a worker remembers of a Mooncake Store at an address does not depend on `pool_tokens`."""
+    """How much a worker remembers of a Mooncake Store at an address does not depend on `shared_store_tokens`."""
     clusters = [
-        flat.live(pool="mooncake", pool_address="127.0.0.1:1", pool_tokens=tokens) for tokens in (1024, 65_536)
+        flat.live(shared_store="mooncake", shared_store_address="127.0.0.1:1", shared_store_tokens=tokens)
+        for tokens in (1024, 65_536)
     ]
-    told = {worker_spec(*each, "prefill-0", bytes(32)).pool_tokens for each in clusters}
+    told = {worker_spec(*each, "prefill-0", bytes(32)).shared_store_tokens for each in clusters}
     assert len(told) == 1
     assert min(told) > 2**20
 
@@ -308,7 +309,8 @@ import asyncio
 from mooncake_lab.serving import LiveOptions
 from mooncake_lab.serving.launch.pool import PoolServer
 async def main():
-    pool = PoolServer(LiveOptions(pool="remote", pool_tokens=4096), bytes(32), lambda address: None)
+    options = LiveOptions(shared_store="remote", shared_store_tokens=4096)
+    pool = PoolServer(options, bytes(32), lambda address: None)
     await pool.start(64)
     print(pool.pid, flush=True)
     await asyncio.sleep(600)
@@ -341,7 +343,9 @@ def test_a_pool_that_ends_before_the_first_run_is_started_again():
     """During calibration there is no run yet whose coordinator could be told."""
 
     async def run():
-        runtime = ClusterRuntime(*flat.live(pool="remote", pool_tokens=4096, spares=0), write=lambda _: None)
+        runtime = ClusterRuntime(
+            *flat.live(shared_store="remote", shared_store_tokens=4096, spares=0), write=lambda _: None
+        )
         calibrate = runtime.calibrate
 
         async def calibrate_without_pool():

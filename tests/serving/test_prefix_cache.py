@@ -38,7 +38,7 @@ LAYOUT = KVLayout(
 def spec_of(tmp_path, *, blocks=8, ssd_blocks=256, pool=None):
     """A worker with DRAM and an SSD for some blocks."""
     tokens = {"cache_tokens": blocks * SIZE, "ssd_tokens": ssd_blocks * SIZE}
-    cluster = flat.live(**tokens, block_size_tokens=SIZE, ssd_dir=str(tmp_path), pool=pool)
+    cluster = flat.live(**tokens, block_size_tokens=SIZE, ssd_dir=str(tmp_path), shared_store=pool)
     return worker_spec(*cluster, "prefill-0", bytes(16))
 
 
@@ -310,7 +310,7 @@ def test_a_pool_that_stalls_costs_nothing_that_dram_holds(tmp_path, stalled_pool
 
 def test_no_worker_takes_back_what_another_put_into_the_pool():
     """A worker says that a block is not in the pool only where it asked the pool for it."""
-    cluster = flat.live(cache_tokens=8 * SIZE, block_size_tokens=SIZE, pool="remote")
+    cluster = flat.live(cache_tokens=8 * SIZE, block_size_tokens=SIZE, shared_store="remote")
     with BlockServer(DramBackend(1 << 24), bytes(32)) as server:
         one, other = (PrefixCache(worker_spec(*cluster, "prefill-0", bytes(16)), LAYOUT) for _ in range(2))
         for cache in (one, other):

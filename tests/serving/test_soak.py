@@ -47,7 +47,7 @@ def test_500_streams(open_api, reference, killed):
     prompts = prompts_of_families(500)
     expected = reference(prompts, 24)
     nodes = COUPLED if killed == "coupled-0" else {"prefill_nodes": 2, "decode_nodes": 2}
-    pool = {"pool": "remote", "cache_tokens": 512} if killed == POOL else {}
+    pool = {"shared_store": "remote", "cache_tokens": 512} if killed == POOL else {}
     found = {"killed": killed, "streams": len(prompts), "failed": 0}
     why = Counter()
     # all clients share this process: on a busy machine one takes longer for its headers than a server waits
@@ -156,7 +156,7 @@ def test_no_orphans(end, transfer):
         "0",
         "--backend",
         "dense",
-        "--transfer-backend",
+        "--transfer",
         transfer,
         "--json",
     ]

@@ -21,9 +21,7 @@ LONG = 2048
 def test_kvcache_of_one_iteration_leaves_in_order_of_arrival(layerwise):
     """As from a live worker: the prompt that came first is at its decode node first, although it is longer."""
     rows = [(0.0, 4000, 2, 0), (0.1, 3000, 2, 1), (0.2, 64, 2, 2), (0.3, 500, 2, 3)]
-    spec = ClusterSpec.disaggregated(
-        prefill_nodes=1, decode_nodes=1, max_batch_tokens=8192, streams_layers=layerwise
-    )
+    spec = ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1, pack_tokens=8192, streams_layers=layerwise)
     log = Cluster(spec, make_model(constant_s=1.0, bytes_per_s=KV_BYTES * 8000)).run(requests_of(rows))
     moved = sorted((r.at_s, r.request_id) for r in log if isinstance(r, Moved))
     assert [request_id for _, request_id in moved] == [0, 1, 2, 3]

@@ -290,7 +290,7 @@ class TestThePriceOfReading:
         slow = replace(MODEL, ssd=LinkLatency(SHAPE.kv_bytes_per_token * 10.0))
         kept = [family(i, 10.0 * i, i, 4) for i in range(3)]
         waiting = [family(3, 40.0, 9, 1), family(4, 40.1, 0, 4), family(5, 40.2, 1, 4)]
-        log = Cluster(spec(ssd_tokens=16 * 512, max_batch_tokens=1024), slow).run([*kept, *waiting])
+        log = Cluster(spec(ssd_tokens=16 * 512, pack_tokens=1024), slow).run([*kept, *waiting])
         starts = [(r.start_s, r.computed_tokens) for r in log if isinstance(r, Prefilled) and r.request_id > 3]
         assert [computed for _, computed in starts] == [2048, 2048]
         assert starts[0][0] < starts[1][0]

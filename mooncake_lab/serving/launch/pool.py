@@ -51,15 +51,15 @@ class PoolServer:
         Raises:
             WorkerError: when it cannot be started, with the reason.
         """
-        if self._options.pool is None:
+        if self._options.shared_store is None:
             return
-        if self._options.pool_address is not None:
-            await _check_answers(self._options.pool_address)
-            self._set(self._options.pool_address)
+        if self._options.shared_store_address is not None:
+            await _check_answers(self._options.shared_store_address)
+            self._set(self._options.shared_store_address)
             return
-        capacity_bytes = self._options.pool_tokens * bytes_per_token
+        capacity_bytes = self._options.shared_store_tokens * bytes_per_token
         process = await self._launch(capacity_bytes)
-        _LOG.info("the pool of %d tokens is at %s", self._options.pool_tokens, self.address)
+        _LOG.info("the pool of %d tokens is at %s", self._options.shared_store_tokens, self.address)
         self._task = asyncio.create_task(self._keep_running(process, capacity_bytes), name="pool")
 
     def kill(self) -> None:
@@ -109,7 +109,13 @@ class PoolServer:
             WorkerError: when it reports an error, ends or takes too long.
         """
         pipe = asyncio.subprocess.PIPE
-        command = [sys.executable, str(_PROGRAM), str(os.getpid()), str(self._options.pool), str(capacity_bytes)]
+        command = [
+            sys.executable,
+            str(_PROGRAM),
+            str(os.getpid()),
+            str(self._options.shared_store),
+            str(capacity_bytes),
+        ]
         process = self._process = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, start_new_session=True
         )  # a Ctrl-C in the terminal is for the cluster, which ends its pool last

@@ -191,7 +191,7 @@ def _place(spec: "WorkerSpec", models: "dict[str, LlamaModel]") -> str:
 
 def _is_clean(spec: "WorkerSpec") -> bool:
     """Whether nothing is left of a worker, so that the process can be another one."""
-    if "mooncake" in {spec.transfer, spec.pool}:
+    if "mooncake" in {spec.transfer, spec.shared_store}:
         return False  # its engine has threads of its own, and no way to end them
     gc.collect()
     deadline_s = time.monotonic() + _THREADS_END_S

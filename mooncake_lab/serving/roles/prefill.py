@@ -83,7 +83,7 @@ class PrefillRole:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        longest = max(context.spec.window, context.spec.max_batch_tokens)
+        longest = max(context.spec.window, context.spec.pack_tokens)
         tokens = longest + context.spec.block_size_tokens
         self.capacity_tokens = tokens
         self._engine = PrefillEngine(
@@ -92,7 +92,7 @@ class PrefillRole:
             chunk_tokens=context.spec.chunk_tokens,
             clock=time.monotonic,
         )
-        self._policy = PrefillOnly(max_batch_tokens=context.spec.max_batch_tokens)
+        self._policy = PrefillOnly(pack_tokens=context.spec.pack_tokens)
         self._copies = HostCopies()
         self._waiting: deque[Prompt] = deque()
         self._running: dict[int, Prompt] = {}
