@@ -110,7 +110,9 @@ def _generate(
     from mooncake_lab.engine import CoupledEngine, EngineSettings, GenerationRequest, Sampling, load_model, warm_up
 
     longest = max(map(len, prompts)) + max_new_tokens
-    llama = load_model(**model, positions=max(longest, _WARM_UP_TOKENS))  # a window may be millions of tokens long
+    llama = load_model(
+        **model, positions=max(longest, _WARM_UP_TOKENS)
+    )  # a context may be millions of tokens long
     warm_up(llama)
     engine = CoupledEngine(llama, policy, EngineSettings(**settings))
     how = Sampling(**sampling)

@@ -270,7 +270,7 @@ def _names(*kinds: Any) -> set[str]:
 def show_start() -> None:
     """Report on stderr which workers start, what they load, and when they are ready."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    for name in ("supervisor", "runtime", "pending_calls", "launch.pool"):
+    for name in ("supervisor", "runtime", "pending_calls", "launch.shared_store"):
         logging.getLogger(f"mooncake_lab.serving.{name}").setLevel(logging.INFO)
 
 

@@ -26,7 +26,7 @@ from typing import Final, Literal, TypeAlias, assert_never, final
 from msgspec.structs import replace
 
 from mooncake_lab.cluster import events
-from mooncake_lab.cluster.events import POOL, Attempt, Command, Event
+from mooncake_lab.cluster.events import SHARED_STORE, Attempt, Command, Event
 from mooncake_lab.cluster.spec import ClusterSpec
 from mooncake_lab.cluster.workers import WorkerState, WorkerTable
 from mooncake_lab.conductor import (
@@ -478,7 +478,7 @@ class Coordinator:
 
     def _prefix_fetched(self, event: events.PrefixFetched, worker: WorkerState) -> None:
         source = self.workers.by_name.get(event.source)
-        if source is None and event.source != POOL:
+        if source is None and event.source != SHARED_STORE:
             return
         is_sent = source is not None and source.prefill.end_sending(event.attempt)
         is_news = worker.prefill.is_news(event.attempt, "fetched", event.source) or is_sent

@@ -15,7 +15,7 @@ from mooncake_lab.core import CacheChanged, DecodeStretch, Request, RunEnded
 
 Role: TypeAlias = Literal["prefill", "decode", "coupled"]
 """What a worker does: one stage, the other, or both."""
-POOL: Final = "pool"
+SHARED_STORE: Final = "pool"
 """The name, in `CacheChanged` and `PrefixFetched`, of the cache that all prefill workers share."""
 
 

@@ -353,8 +353,8 @@ class WorkerTable:
         Moves are not, and nothing is where no worker has that cache, or where it is in GPU memory: blocks stay
         there only while no request needs the room. What the pool holds counts as held by every worker.
         """
-        if event.instance == events.POOL and events.POOL not in self.index:
-            self.index.join(events.POOL, shared=True)
+        if event.instance == events.SHARED_STORE and events.SHARED_STORE not in self.index:
+            self.index.join(events.SHARED_STORE, shared=True)
             self._arrange()
         if event.instance not in self.index:
             return False

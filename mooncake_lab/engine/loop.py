@@ -40,7 +40,7 @@ class EngineSettings:
     prefix_caching: bool = True
     """Whether requests find the blocks of earlier ones that began with the same tokens."""
     max_request_tokens: int | None = None
-    """Longest context; None takes the model's window."""
+    """Longest context; None takes the model's context length."""
     keep_log: bool = True
     """Whether iterations are kept, for charts."""
 
@@ -97,10 +97,10 @@ class Engine:
         self.blocks = cache_blocks(self.settings, config, device, dtype)
         cache = KVCache(config, blocks=self.blocks, block_size_tokens=size, device=device, dtype=dtype)
         name = fingerprint(config, model.weights_digest, dtype)
-        window = min(self.settings.max_request_tokens or config.max_positions, len(model.rope.cosines))
+        context_tokens = min(self.settings.max_request_tokens or config.max_positions, len(model.rope.cosines))
         graphs = None
         if device.type == "cuda" and model.backend.name == "cuda":
-            graphs = DecodeGraphs(model, cache, blocks_for(window, size), capture_cuda)
+            graphs = DecodeGraphs(model, cache, blocks_for(context_tokens, size), capture_cuda)
         self.runner = ModelRunner(model, cache, name, graphs)
         self.limits = Limits(
             max_batch_tokens=self.settings.max_batch_tokens,
@@ -108,7 +108,7 @@ class Engine:
             block_size_tokens=size,
             capacity_blocks=self.blocks,
             free_blocks=self.blocks,
-            max_request_tokens=window,
+            max_request_tokens=context_tokens,
         )
         self.allocator = BlockAllocator(self.blocks)
         self.requests: dict[int, RunningRequest] = {}

@@ -15,7 +15,7 @@ from mooncake_lab.engine.model import LlamaModel
 from mooncake_lab.engine.sampling import GREEDY, Sampling
 from mooncake_lab.engine.sequence import GenerationRequest, Output, RunningRequest, TokenCallback
 
-Prompt = Sequence[int] | npt.NDArray[np.int32]
+TokenIds = Sequence[int] | npt.NDArray[np.int32]
 """Token ids."""
 
 
@@ -87,7 +87,7 @@ class PrefillEngine:
                     self._ended += others
                     return result
 
-    def prefill(self, prompt: Prompt, *, prefix: Sequence[KVSpan] = ()) -> PrefillResult:
+    def prefill(self, prompt: TokenIds, *, prefix: Sequence[KVSpan] = ()) -> PrefillResult:
         """Prefill one prompt; others that were waiting advance too, see `wait`.
 
         Raises:
@@ -191,7 +191,7 @@ class CoupledEngine(_Generating):
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[TokenIds],
         *,
         max_new_tokens: int = 16,
         sampling: Sampling = GREEDY,

@@ -46,13 +46,13 @@ class Clients:
         self._ready = ready
         self._workers = workers
         self._next_id = 0
-        self._room_tokens = ready.window  # of the smallest engine, when one was last up
+        self._room_tokens = ready.max_context_tokens  # of the smallest engine, when one was last up
 
     def max_model_len(self) -> int:
-        """The most tokens that a prompt and its answer may have together: the window, or an engine's KVCache."""
+        """The most tokens of a prompt and its answer together: the context length, or the KVCache of an engine."""
         rooms = (each.decode.capacity_tokens for each in self._workers() if each.role != "prefill")
         self._room_tokens = min(rooms, default=self._room_tokens)
-        return min(self._ready.window, self._room_tokens)
+        return min(self._ready.max_context_tokens, self._room_tokens)
 
     def accept(
         self, prompt: npt.NDArray[np.int32], params: SamplingParams, traced: Request | None

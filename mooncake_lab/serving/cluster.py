@@ -41,7 +41,7 @@ class LiveCluster:
         options: what only a live cluster has, such as its model.
         model: how long everything takes, as the Conductor believes; None measures it at the start.
         estimate: what the Conductor believes instead.
-        pool: where workers come from; None makes one for this cluster alone.
+        launcher: where workers come from; None makes one for this cluster alone.
 
     Raises:
         ValueError: when a live cluster cannot do what the spec asks.
@@ -54,7 +54,7 @@ class LiveCluster:
         *,
         model: LatencyModel | None = None,
         estimate: Estimator | None = None,
-        pool: Launcher | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
         self.spec = spec
         self.options = options or LiveOptions()
@@ -71,7 +71,7 @@ class LiveCluster:
         """Told each record as it is written, on the cluster's thread."""
         self._written: list[Record] = []
         self._runtime = ClusterRuntime(
-            spec, self.options, model=model, estimate=estimate, pool=pool, write=self._write
+            spec, self.options, model=model, estimate=estimate, launcher=launcher, write=self._write
         )
         # the lists are others in each run
         self._runtime.on_decision = lambda decided: self.decisions.append(decided)  # noqa: PLW0108
@@ -173,7 +173,7 @@ class LiveCluster:
         Raises:
             KeyError: when no such worker is up.
         """
-        self._do(_called(lambda: self._runtime.supervisor.links[name].send(DropConnections())))
+        self._do(_called(lambda: self._runtime.supervisor.connections[name].send(DropConnections())))
 
     @property
     def now_s(self) -> float:
@@ -187,7 +187,7 @@ class LiveCluster:
 
     def pids(self) -> dict[str, int]:
         """The process of each worker that is up."""
-        return {name: link.ready.pid for name, link in list(self._runtime.supervisor.links.items())}
+        return {name: link.ready.pid for name, link in list(self._runtime.supervisor.connections.items())}
 
     def _write(self, record: Record) -> None:
         self._written.append(record)

@@ -55,7 +55,7 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True):
     """Leading blocks of a prompt that another prefill worker holds, or the pool."""
 
     source: str
-    """The name of the worker, or `POOL`."""
+    """The name of the worker, or `SHARED_STORE`."""
     port: int | None
     """Of the worker; None for the pool, which a worker asks for what its peer lacks, too."""
     blocks: int
@@ -117,7 +117,7 @@ class Measure(msgspec.Struct, frozen=True, tag=7):
     port: int | None
 
 
-class UsePool(msgspec.Struct, frozen=True, tag=9):
+class UseSharedStore(msgspec.Struct, frozen=True, tag=9):
     """The pool is at this address now; None where it is gone."""
 
     address: str | None
@@ -128,7 +128,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=8):
 
 
 Order: TypeAlias = (
-    PrefillOrder | DecodeOrder | CancelOrder | Ping | DropConnections | ResetPrefixCache | Measure | UsePool
+    PrefillOrder | DecodeOrder | CancelOrder | Ping | DropConnections | ResetPrefixCache | Measure | UseSharedStore
     | Shutdown
 )  # fmt: skip
 """What a worker is told."""
@@ -142,7 +142,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=30):
     pid: int
     port: int
     fingerprint: bytes
-    window: int
+    max_context_tokens: int
     """Longest context (tokens)."""
     capacity_tokens: int
     """KVCache tokens that its engine holds."""
@@ -191,9 +191,9 @@ class CacheUpdate(msgspec.Struct, frozen=True, kw_only=True, tag=37):
     """Blocks of it that are in DRAM again."""
     demoted: tuple[bytes, ...] = ()
     """Blocks of it that are on the SSD only."""
-    pooled: tuple[bytes, ...] = ()
+    shared_added: tuple[bytes, ...] = ()
     """Blocks that it knows to be in the pool since the last update."""
-    unpooled: tuple[bytes, ...] = ()
+    shared_removed: tuple[bytes, ...] = ()
     """Blocks that it knows to be no longer there."""
     damaged_blocks: int = 0
     """Blocks whose checksum did not match when they were read, since the last update; they are not used."""

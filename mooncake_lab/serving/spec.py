@@ -35,7 +35,7 @@ class ModelOptions:
     backend: str = "auto"
     """Who computes: auto, dense, cpu or cuda."""
     max_model_len: int = 8192
-    """Longest context; fewer where the model's window is shorter."""
+    """Longest context; fewer where the model's context length is shorter."""
     threads: int = 1
     """Threads of each worker's engine."""
 
@@ -150,8 +150,8 @@ class WorkerSpec(WorkerOptions):
     """The policy of a coupled worker, by its name and its parameters."""
 
     @property
-    def window(self) -> int:
-        """Longest prompt with its answer that this worker takes; the model's window may be shorter."""
+    def max_context_tokens(self) -> int:
+        """Longest prompt with its answer that this worker takes; the model's context length may be shorter."""
         return min(self.max_model_len, self.max_request_tokens or self.max_model_len)
 
 

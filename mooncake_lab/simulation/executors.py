@@ -14,7 +14,7 @@ from mooncake_lab.simulation.coupled import CoupledInstance
 from mooncake_lab.simulation.instances import DecodeInstance, PrefillInstance
 from mooncake_lab.simulation.kv_transfer import KVTransfer, PrefillJob
 from mooncake_lab.simulation.network import Network
-from mooncake_lab.simulation.pool import CacheChange, PrefixPool
+from mooncake_lab.simulation.prefix_caches import CacheChange, PrefixCaches
 from mooncake_lab.workload.sessions import BUSY_STAGES, RequestOutcome
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class DisaggregatedExecutor(SimulatedExecutor):
         names = [name for name, role in spec.roles.items() if role == "prefill"]
         cards = dict.fromkeys(names, prefill.prefill_group)
         network = Network(loop, model.transfer.bytes_per_s, model.transfer.latency_s, cards=cards)
-        self.pool = PrefixPool(
+        self.prefix_caches = PrefixCaches(
             names,
             capacity_tokens=prefill.cache_tokens * prefill.prefill_group,
             ssd_tokens=prefill.ssd_tokens * prefill.prefill_group,
@@ -166,13 +166,13 @@ class DisaggregatedExecutor(SimulatedExecutor):
             loop,
             model,
             network,
-            self.pool,
+            self.prefix_caches,
             fetch_timeout_s=prefill.fetch_timeout_s,
             streams_layers=spec.streams_layers,
             report=report,
         )
         self.prefill = {
-            name: PrefillInstance(loop, name, prefill, model, group, self.pool, self._transfer, report)
+            name: PrefillInstance(loop, name, prefill, model, group, self.prefix_caches, self._transfer, report)
             for name in names
         }
         """The prefill instances, by name."""
@@ -195,7 +195,7 @@ class DisaggregatedExecutor(SimulatedExecutor):
         """Report each instance as up."""
         now_s = self._loop.now_s
         for name in self.prefill:
-            cache = self.pool.caches[name]
+            cache = self.prefix_caches.caches[name]
             self._report(events.WorkerUp(at_s=now_s, worker=name, role="prefill", cache=cache))
         for name, instance in self.decode.items():
             tokens = instance.capacity_tokens
@@ -268,7 +268,7 @@ class DisaggregatedExecutor(SimulatedExecutor):
         if not instance.up:
             return
         if name in self.prefill:
-            self.pool.drop(name)
+            self.prefix_caches.drop(name)
         self._transfer.cancel(name)
         self._report(events.WorkerDown(at_s=self._loop.now_s, worker=name, finishes_step=name in self.decode))
         instance.stop()

@@ -21,7 +21,7 @@ from mooncake_lab.core import Request
 from mooncake_lab.perf import CppGroup, LatencyModel, cpp_finish_s
 from mooncake_lab.simulation.clock import EventLoop, Steady, Stretch
 from mooncake_lab.simulation.kv_transfer import KVTransfer, PrefillJob
-from mooncake_lab.simulation.pool import PrefixPool
+from mooncake_lab.simulation.prefix_caches import PrefixCaches
 
 
 class PromptPart(msgspec.Struct, frozen=True, gc=False):
@@ -75,7 +75,7 @@ class PrefillInstance:
         spec: PrefillPool,
         model: LatencyModel,
         group: CppGroup | None,
-        pool: PrefixPool,
+        caches: PrefixCaches,
         transfer: KVTransfer,
         report: Callable[[Event], None],
     ) -> None:
@@ -84,7 +84,7 @@ class PrefillInstance:
         self._loop = loop
         self._model = model
         self._group = group
-        self._pool = pool
+        self._caches = caches
         self._transfer = transfer
         self._report = report
         self._policy = PrefillOnly(pack_tokens=spec.pack_tokens)
@@ -139,7 +139,7 @@ class PrefillInstance:
     def _new_tokens(self, job: PrefillJob) -> int:
         """Tokens of a prompt that it would compute now."""
         request = job.request
-        held = min(self._pool.matched(self.name, request), self._most_blocks(job, ()))
+        held = min(self._caches.matched(self.name, request), self._most_blocks(job, ()))
         return request.input_tokens - _part(request, held).reused_tokens
 
     def _begin(self) -> None:
@@ -153,7 +153,7 @@ class PrefillInstance:
         parts = list[PromptPart]()
         for job in batch:
             self._report(events.PrefillStarted(at_s=now_s, attempt=job.attempt, worker=self.name))
-            found = self._pool.reuse(self.name, job.request, self._most_blocks(job, free_s))
+            found = self._caches.reuse(self.name, job.request, self._most_blocks(job, free_s))
             parts.append(_part(job.request, found.blocks, found.from_ssd))
         finish_s, from_ssd = self._finish_s(parts, free_s), sum([part.ssd_tokens for part in parts])
         if from_ssd:
@@ -168,11 +168,11 @@ class PrefillInstance:
     def _most_blocks(self, job: PrefillJob, free_s: Sequence[float]) -> int:
         """The most blocks to reuse: what is on SSD is computed again where that is faster (FAST'25 Eq. 2)."""
         request, blocks = job.request, job.most_blocks
-        in_dram = self._pool.before_ssd(self.name, request) if self._pool.has_ssd else None
+        in_dram = self._caches.before_ssd(self.name, request) if self._caches.has_ssd else None
         if in_dram is None or in_dram >= blocks:
             return blocks
-        held = min(self._pool.matched(self.name, request), blocks)
-        read = _part(request, held, self._pool.on_ssd(self.name, request.block_keys[:held]))
+        held = min(self._caches.matched(self.name, request), blocks)
+        read = _part(request, held, self._caches.on_ssd(self.name, request.block_keys[:held]))
         again = _part(request, in_dram)
         return in_dram if self._finish_s([again], free_s)[-1] < self._finish_s([read], free_s)[-1] else blocks
 
@@ -209,7 +209,7 @@ class PrefillInstance:
                 events.TierRead(at_s=now_s, attempt=job.attempt, worker=self.name, start_s=start_s, bytes=size)
             )
         if self._keeps_prompts:
-            self._pool.keep(self.name, request)
+            self._caches.keep(self.name, request)
         self._report(
             events.PrefillDone(
                 at_s=now_s,

@@ -12,7 +12,7 @@ from mooncake_lab.core import BlockKey, Request
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.clock import EventLoop
 from mooncake_lab.simulation.network import Flow, Network
-from mooncake_lab.simulation.pool import PrefixPool
+from mooncake_lab.simulation.prefix_caches import PrefixCaches
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +69,7 @@ class KVTransfer:
         loop: the virtual time.
         model: how long reading takes, and how large a token is.
         network: what KVCache travels by.
-        pool: where prefixes are, and will be.
+        caches: where prefixes are, and will be.
         fetch_timeout_s: after which time a prompt no longer waits for a prefix.
         streams_layers: whether the KVCache of a prompt leaves layer by layer while it is computed.
         report: told what arrived.
@@ -80,7 +80,7 @@ class KVTransfer:
         loop: EventLoop,
         model: LatencyModel,
         network: Network,
-        pool: PrefixPool,
+        caches: PrefixCaches,
         *,
         fetch_timeout_s: float,
         streams_layers: bool,
@@ -89,7 +89,7 @@ class KVTransfer:
         self._loop = loop
         self._model = model
         self._network = network
-        self._pool = pool
+        self._caches = caches
         self._fetch_timeout_s = fetch_timeout_s
         self._streams_layers = streams_layers
         self._report = report
@@ -104,7 +104,7 @@ class KVTransfer:
         """Copy the blocks of a prefix that lie on another node, by its placement or in a shared store."""
         if job.placement.fetch_from is not None:
             self._fetch_copies(job, job.placement.fetch_from)
-        elif self._pool.is_shared:
+        elif self._caches.is_shared:
             self._read_shared(job)
 
     def _fetch_copies(self, job: PrefillJob, source: str) -> None:
@@ -134,12 +134,12 @@ class KVTransfer:
         What is on SSD is read where the placement counts on it.
         """
         request, worker = job.request, job.placement.prefill
-        held = self._pool.matched(worker, request)
+        held = self._caches.matched(worker, request)
         if not job.placement.ssd_tokens:
-            in_dram = self._pool.before_ssd(worker, request)
+            in_dram = self._caches.before_ssd(worker, request)
             held = held if in_dram is None else in_dram
         job.most_blocks = held
-        for owner, places in self._pool.elsewhere(worker, request.block_keys[:held]).items():
+        for owner, places in self._caches.elsewhere(worker, request.block_keys[:held]).items():
             size, most = request.block_size_tokens, request.input_tokens - 1
             tokens = sum([min(size, most - place * size) for place in places])
             fetch = _Fetch(job, owner, places, tokens, stays=False)
@@ -149,7 +149,7 @@ class KVTransfer:
                     attempt=job.attempt,
                     worker=worker,
                     source=owner,
-                    from_ssd=self._pool.on_ssd(owner, fetch.keys) > 0,
+                    from_ssd=self._caches.on_ssd(owner, fetch.keys) > 0,
                 )
             )
             self._begin(fetch)
@@ -161,7 +161,7 @@ class KVTransfer:
         fetch.waiting.append(job)
         self._fetches[fetch] = None
         self._loop.call_later(self._fetch_timeout_s, self._end_fetch, fetch, now_s, 0)
-        below = self._pool.on_ssd(source, fetch.keys)
+        below = self._caches.on_ssd(source, fetch.keys)
         if not below:
             self._send_prefix(fetch)
             return
@@ -191,7 +191,7 @@ class KVTransfer:
     def _leave_out_evicted(self, fetch: _Fetch) -> int:
         """The blocks that are left of a fetch: those before the first that its holder evicted meanwhile."""
         job, places = fetch.job, fetch.places
-        held = self._pool.use(fetch.source, job.request, places)
+        held = self._caches.use(fetch.source, job.request, places)
         if 0 < held < len(places):
             fetch.places = places[:held]
             fetch.tokens = min(fetch.tokens, held * job.request.block_size_tokens)
@@ -218,7 +218,7 @@ class KVTransfer:
             self._network.stop(flow)
         job, first = fetch.job, fetch.places[0]
         if fetch.stays and size_bytes:
-            self._pool.keep(job.placement.prefill, job.request, fetch.places[-1] + 1, first=first)
+            self._caches.keep(job.placement.prefill, job.request, fetch.places[-1] + 1, first=first)
         elif not size_bytes and not fetch.stays:
             job.most_blocks = min(job.most_blocks, first)
         self._prefix_fetched(job, fetch.source, start_s, size_bytes)
@@ -334,7 +334,7 @@ class KVTransfer:
     ) -> None:
         if placement.prefill in self._down or placement.decode in self._down:
             return
-        self._pool.keep(placement.prefill, grown, first=first)
+        self._caches.keep(placement.prefill, grown, first=first)
         self._report(
             events.AnswerKept(
                 at_s=self._loop.now_s,

@@ -397,7 +397,7 @@ def test_a_client_that_stops_while_its_request_is_placed_again():
 
 def test_a_prefix_from_the_pool_is_recorded():
     """The pool is no worker, and what comes from it is recorded; what an unknown worker sent is not."""
-    for source, recorded in ((c.POOL, [(c.POOL, "prefill-0", 9)]), ("prefill-9", [])):
+    for source, recorded in ((c.SHARED_STORE, [(c.SHARED_STORE, "prefill-0", 9)]), ("prefill-9", [])):
         run = make_runtime(PAIR)
         arrive(run)
         run.tell(e.PrefixFetched, attempt=A, source=source, worker="prefill-0", start_s=0.0, bytes=9)
@@ -410,7 +410,7 @@ def test_a_decode_worker_that_is_heard_first_reports_what_the_prefill_worker_did
     run = make_runtime(PAIR)
     arrive(run)
     for _ in range(2):
-        run.tell(e.PrefixFetched, attempt=A, source=c.POOL, worker="prefill-0", start_s=0.0, bytes=9)
+        run.tell(e.PrefixFetched, attempt=A, source=c.SHARED_STORE, worker="prefill-0", start_s=0.0, bytes=9)
         run.tell(e.TierRead, attempt=A, worker="prefill-0", start_s=0.0, bytes=5)
         prefill(run)
     kinds = (Moved, Prefilled)
@@ -503,7 +503,7 @@ def test_a_fetch_and_its_holder():
     run.tell(e.PrefixFetched, **fetched)
     assert kinds(run.log).count(Moved) == 1
     for _ in range(2):
-        run.tell(e.PrefixFetched, **{**fetched, "source": c.POOL})
+        run.tell(e.PrefixFetched, **{**fetched, "source": c.SHARED_STORE})
     assert kinds(run.log).count(Moved) == 2
     arrive(run, 1)
     before = len(run.log)

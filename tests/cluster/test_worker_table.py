@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.cluster import POOL, Attempt, WorkerTable, events
+from mooncake_lab.cluster import SHARED_STORE, Attempt, WorkerTable, events
 from mooncake_lab.conductor import History, Placement
 from mooncake_lab.core import CacheChanged, Request
 
@@ -57,7 +57,7 @@ def test_a_worker_without_a_cache_matches_nothing(role):
 def test_what_the_pool_holds_counts_as_held_by_every_worker(here, there, pooled):
     """A prefill worker matches what it or the pool holds; another worker, or one that is down, matches nothing."""
     workers = table(p="prefill", q="prefill", d="decode")
-    for cache, held in (("p", here), (POOL, pooled), ("q", there)):
+    for cache, held in (("p", here), (SHARED_STORE, pooled), ("q", there)):
         workers.cache_changed(CacheChanged(at_s=0.0, instance=cache, added=tuple(sorted(held)), removed=()))
     for one, held in zip(workers.view(REQUEST, 0.0, History()).prefill, (here, there), strict=True):
         leading = sum(1 for _ in takewhile((held | pooled).__contains__, REQUEST.block_keys))

@@ -82,7 +82,7 @@ class TestRefusing:
                 GenerationRequest(prompt=[1] * 300, max_new_tokens=40),
                 "339 tokens of KVCache; this engine's holds 320",
             ),
-            (GenerationRequest(prompt=[1] * 1000, max_new_tokens=40), "the model's window here is 1024"),
+            (GenerationRequest(prompt=[1] * 1000, max_new_tokens=40), "the model's context length here is 1024"),
             (GenerationRequest(prompt=[1, 61]), "the prompt holds tokens 1 to 61"),
             (GenerationRequest(prompt=[-1, 3]), "the prompt holds tokens -1 to 3"),
         ],

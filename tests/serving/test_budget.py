@@ -19,7 +19,7 @@ class Floor(QuietCluster):
     """A cluster whose workers do nothing, with room for many requests."""
 
     def __init__(self, believed, **changes):
-        super().__init__(believed, window=WINDOW, capacity_tokens=CAPACITY, **changes)
+        super().__init__(believed, max_context_tokens=WINDOW, capacity_tokens=CAPACITY, **changes)
 
     @property
     def clients(self):

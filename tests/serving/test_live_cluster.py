@@ -249,7 +249,7 @@ def test_requests_that_do_not_fit_are_refused(cluster, pool):
     with pytest.raises(ValueError, match="tokens 7 to 256"):
         cluster.generate([[7, 256]])
     with pytest.raises(WorkerError, match="cannot serve"):
-        LiveCluster(ClusterSpec.small(), LiveOptions(seed=1), pool=pool).__enter__()
+        LiveCluster(ClusterSpec.small(), LiveOptions(seed=1), launcher=pool).__enter__()
 
 
 def test_a_cluster_that_stood_still_kills_no_worker(open_cluster, reference):
@@ -284,20 +284,24 @@ def test_a_measurement_has_a_time_limit(pool, monkeypatch):
     monkeypatch.setattr("mooncake_lab.serving.calibration._LEAST_LIMIT_S", 1e-3)
     monkeypatch.setattr("mooncake_lab.serving.calibration._SLOWEST_FLOPS", 1e15)
     with pytest.raises(WorkerError, match="did not measure its speed within"):
-        LiveCluster(*flat.live(device="cpu", backend="dense"), pool=pool).__enter__()
+        LiveCluster(*flat.live(device="cpu", backend="dense"), launcher=pool).__enter__()
 
 
 def test_small_engines_are_measured_with_what_fits(pool, reference):
     """A coupled worker with little KVCache is timed with short prompts; one with too little says what is."""
-    with LiveCluster(*flat.live(device="cpu", backend="dense", **COUPLED, device_tokens=1024), pool=pool) as live:
+    with LiveCluster(
+        *flat.live(device="cpu", backend="dense", **COUPLED, device_tokens=1024), launcher=pool
+    ) as live:
         assert live.generate([[1, 2, 3]], max_new_tokens=4) == reference([[1, 2, 3]], 4)
     with pytest.raises(ValueError, match=r"KVCache \(max_total_tokens\) is too small"):
-        LiveCluster(*flat.live(device="cpu", backend="dense", **COUPLED, device_tokens=16), pool=pool).__enter__()
+        LiveCluster(
+            *flat.live(device="cpu", backend="dense", **COUPLED, device_tokens=16), launcher=pool
+        ).__enter__()
 
 
 def test_measures_itself(pool):
     """Without a latency model the cluster times its workers and fits one."""
-    with LiveCluster(*flat.live(device="cpu", backend="dense"), pool=pool) as live:
+    with LiveCluster(*flat.live(device="cpu", backend="dense"), launcher=pool) as live:
         model = live.model
     assert model.prefill.seconds(1000.0) > model.prefill.seconds(10.0) > 0
     assert model.decode.step_s(1, 100) > 0

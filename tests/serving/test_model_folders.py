@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from mooncake_lab.cli import app
 from mooncake_lab.engine import CoupledEngine, EngineSettings, GenerationRequest, check_model, load_model
-from mooncake_lab.serving import LiveCluster, WorkerPool
+from mooncake_lab.serving import LiveCluster, WorkerProcesses
 from mooncake_lab.serving.openai_api.text_stream import text_of
 from mooncake_lab.serving.openai_api.tokenizer import tokenizer_of
 
@@ -98,7 +98,7 @@ def test_every_command_refuses_it(parent, tmp_path, name, monkeypatch):
     if not directory.is_dir():
         make(BY_NAME[name], parent)
     prompts, trace = tmp_path / "prompts.json", tmp_path / "trace.jsonl"
-    monkeypatch.setattr(WorkerPool, "launch", None)
+    monkeypatch.setattr(WorkerProcesses, "launch", None)
     prompts.write_text("[[1, 2, 3]]")
     trace.write_text(
         json.dumps({"timestamp": 0, "input_length": 600, "output_length": 32, "hash_ids": [0, 1]}) + "\n"

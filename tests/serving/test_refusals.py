@@ -253,7 +253,7 @@ def test_an_ssd_that_cannot_be_used_is_refused_before_a_model_is_loaded(believed
 
     def start(**changes):
         spec, options = flat.live(model=MODEL, device="cpu", **size | changes)
-        LiveCluster(spec, options, model=believed, pool=NoProcesses()).__enter__()
+        LiveCluster(spec, options, model=believed, launcher=NoProcesses()).__enter__()
 
     used = SsdBackend(tmp_path / "prefill-1", 2**16, fingerprint=b"f")
     with contextlib.closing(used), pytest.raises(WorkerError, match=r"/prefill-1 is open in process \d+"):

@@ -33,7 +33,7 @@ from mooncake_lab.serving.messages import (
     Report,
     SamplingParams,
     StartTransfer,
-    UsePool,
+    UseSharedStore,
 )
 from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.prefix_cache import PrefixCache
@@ -318,8 +318,8 @@ def test_a_worker_that_ends_does_not_wait_for_a_pool(monkeypatch, tmp_path):
         assert release.wait(20), "nothing ends the worker"
         raise OSError("the pool does not answer")
 
-    monkeypatch.setattr(prefill_module, "open_pool", stalled)
-    bench.role.take(UsePool("nowhere:1"))
+    monkeypatch.setattr(prefill_module, "open_shared_store", stalled)
+    bench.role.take(UseSharedStore("nowhere:1"))
     assert came.wait(60)
     bench.role.close()
     assert not release.is_set()

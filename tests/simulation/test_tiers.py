@@ -28,7 +28,7 @@ from mooncake_lab.perf import (
 from mooncake_lab.simulation import Cluster, Failure, SimulationOptions
 from mooncake_lab.simulation.instances import PromptPart, prefill_finish_s
 from mooncake_lab.simulation.kv_transfer import PrefillJob
-from mooncake_lab.simulation.pool import PrefixPool
+from mooncake_lab.simulation.prefix_caches import PrefixCaches
 
 SHAPE = model_shape("llama3-70b")
 MODEL = LatencyModel(
@@ -255,7 +255,7 @@ def test_a_block_that_was_read_for_another_node_has_risen():
 
 def test_only_what_was_fetched_comes_by_a_fetch():
     """A prefix that the fetching node held itself, on its SSD, is read there and not conjured into DRAM."""
-    pool = PrefixPool(["a", "b"], capacity_tokens=4 * 512, bytes_per_token=1, ssd_tokens=8 * 512)
+    pool = PrefixCaches(["a", "b"], capacity_tokens=4 * 512, bytes_per_token=1, ssd_tokens=8 * 512)
     first, second = THREE[0].request, THREE[1].request
     pool.keep("a", first, 2)
     pool.keep("a", second)

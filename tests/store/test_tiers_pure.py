@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mooncake_lab.simulation.pool import NodeCache
+from mooncake_lab.simulation.prefix_caches import NodeCache
 from mooncake_lab.store import Block, BlockStore
 from mooncake_lab.store.eviction import make_policy
 from mooncake_lab.store.tiers import Entry, Tier, TierChange, TierSpec, TierStack

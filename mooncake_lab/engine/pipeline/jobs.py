@@ -13,7 +13,7 @@ from mooncake_lab.engine.loading import DTYPES
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
 """Token ids of a prompt."""
-Prompt: TypeAlias = Sequence[int] | npt.NDArray[np.int32] | Tokens
+PromptTokens: TypeAlias = Sequence[int] | npt.NDArray[np.int32] | Tokens
 """Token ids as a caller may give them."""
 
 

@@ -129,7 +129,7 @@ class ParsedRequest:
 
     prompts: tuple[npt.NDArray[np.int32], ...]
     params: SamplingParams
-    """The same for all prompts; where no limit is given, `max_new_tokens` is 0 and the window is the limit."""
+    """The same for all prompts; `max_new_tokens` 0 is no limit but the context length."""
     is_seeded: bool
     """Whether the client chose the seed."""
     stops: tuple[str, ...]
@@ -144,7 +144,7 @@ class ParsedRequest:
 class Reader:
     """Reads the bodies of requests for one model. It has no state: any thread may use it.
 
-    A prompt that is longer than the window whatever its tokens are is refused before it is tokenised.
+    A prompt that is longer than the context length whatever its tokens are is refused before it is tokenised.
     """
 
     tokenizer: Tokenizer

@@ -54,13 +54,13 @@ class WorkerContext:
         spec = self.spec
         blocks = max(1, tokens // spec.block_size_tokens)
         max_requests = spec.max_requests or blocks
-        most = max(spec.window if spec.role == "coupled" else spec.chunk_tokens, max_requests)
+        most = max(spec.max_context_tokens if spec.role == "coupled" else spec.chunk_tokens, max_requests)
         return EngineSettings(
             block_size_tokens=spec.block_size_tokens,
             cache_blocks=blocks,
             max_batch_tokens=min(spec.max_batch_tokens, most) if spec.role == "coupled" else most,
             max_requests=max_requests,
-            max_request_tokens=spec.window,
+            max_request_tokens=spec.max_context_tokens,
             prefix_caching=prefix_caching,
             keep_log=False,
         )

@@ -14,7 +14,7 @@ from mooncake_lab.cluster import events
 from mooncake_lab.cluster.iteration import CoupledRequest, iteration_events, preemptions
 from mooncake_lab.engine import DecodeEngine, Engine, GenerationRequest, KVSpan
 from mooncake_lab.engine.kv_layout import bytes_of
-from mooncake_lab.engine.roles import Prompt
+from mooncake_lab.engine.roles import TokenIds
 from mooncake_lab.engine.sequence import RunningRequest
 from mooncake_lab.serving import messages
 from mooncake_lab.serving.kv_transfer.receiver import ReceivedKV
@@ -255,7 +255,7 @@ class CoupledRole:
         engine, context = self._engine, self._context
         known = context.layout, context.spec, context.model.config.vocabulary
 
-        def prefill(prompt: Prompt, _: Sequence[KVSpan]) -> None:
+        def prefill(prompt: TokenIds, _: Sequence[KVSpan]) -> None:
             engine.submit(GenerationRequest(prompt=prompt, max_new_tokens=1, end_tokens=()))
             engine.run()
 

@@ -15,13 +15,13 @@ from typing import Final, final
 import torch
 
 from mooncake_lab.batching import PrefillOnly
-from mooncake_lab.cluster import POOL, events
+from mooncake_lab.cluster import SHARED_STORE, events
 from mooncake_lab.core import blocks_for
 from mooncake_lab.engine import GenerationRequest, KVSpan, PrefillEngine, PrefillResult
 from mooncake_lab.engine.host_copies import HostCopies
 from mooncake_lab.engine.kv_layout import bytes_of
 from mooncake_lab.engine.layerwise.loader import LayerLoader
-from mooncake_lab.engine.roles import Prompt as PromptTokens
+from mooncake_lab.engine.roles import TokenIds
 from mooncake_lab.serving import messages
 from mooncake_lab.serving.kv_transfer import LayerStream
 from mooncake_lab.serving.kv_transfer.fetch import PrefixSource, fetch_layers
@@ -29,7 +29,7 @@ from mooncake_lab.serving.kv_transfer.receiver import ReceivedKV
 from mooncake_lab.serving.kv_transfer.sender import KVSender
 from mooncake_lab.serving.measuring import measure_prefill, measure_transfer
 from mooncake_lab.serving.messages import Job
-from mooncake_lab.serving.prefix_cache import PrefixCache, PrefixPlan, open_pool
+from mooncake_lab.serving.prefix_cache import PrefixCache, PrefixPlan, open_shared_store
 from mooncake_lab.serving.roles import WorkerContext, generation_request, hopeless, prompt_tokens, report_dropped
 from mooncake_lab.store.backends import StorageError
 
@@ -37,7 +37,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Prompt:
+class PrefillTask:
     """A request at a prefill worker. Mutable: it waits, and then it runs."""
 
     order: messages.PrefillOrder
@@ -83,7 +83,7 @@ class PrefillRole:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        longest = max(context.spec.window, context.spec.pack_tokens)
+        longest = max(context.spec.max_context_tokens, context.spec.pack_tokens)
         tokens = longest + context.spec.block_size_tokens
         self.capacity_tokens = tokens
         self._engine = PrefillEngine(
@@ -94,9 +94,9 @@ class PrefillRole:
         )
         self._policy = PrefillOnly(pack_tokens=context.spec.pack_tokens)
         self._copies = HostCopies()
-        self._waiting: deque[Prompt] = deque()
-        self._running: dict[int, Prompt] = {}
-        self._batch: list[Prompt] = []
+        self._waiting: deque[PrefillTask] = deque()
+        self._running: dict[int, PrefillTask] = {}
+        self._batch: list[PrefillTask] = []
         """Those that began together, the ended ones included."""
         self._fetcher = ThreadPoolExecutor(2, thread_name_prefix="fetch")
         self._fetches_as = replace(context.identity, timeout_s=context.spec.fetch_timeout_s)
@@ -119,8 +119,8 @@ class PrefillRole:
                 item()
             case ReceivedKV(answer=messages.AnswerBlocks() as answer):
                 self._keep_answer(item, answer)
-            case messages.UsePool():
-                self._background.submit(self._use_pool, item.address)
+            case messages.UseSharedStore():
+                self._background.submit(self._use_shared_store, item.address)
             case messages.CancelOrder():
                 self._cancel(item.job)
             case messages.ResetPrefixCache():
@@ -177,11 +177,11 @@ class PrefillRole:
     def _accept(self, order: messages.PrefillOrder) -> None:
         tokens = prompt_tokens(order)
         fetch, keys = order.fetch, self._layout.keys(tokens)
-        if fetch is not None and fetch.source == POOL and self._cache.match(keys) >= fetch.blocks:
+        if fetch is not None and fetch.source == SHARED_STORE and self._cache.match(keys) >= fetch.blocks:
             fetch = None  # all of it is here
         assert order.deliver_to is not None  # noqa: S101  # the cluster names a decode worker with each prompt
         sender = self._context.senders.to(order.deliver_to)
-        prompt = Prompt(
+        prompt = PrefillTask(
             order=order,
             sender=sender,
             tokens=len(tokens),
@@ -200,7 +200,7 @@ class PrefillRole:
     def _plan(self, keys: Sequence[bytes]) -> PrefixPlan:
         return PrefixPlan(self._cache, keys if self._context.spec.prefix_caching else ())
 
-    def _fetch(self, prompt: Prompt, plan: PrefixPlan, wanted: messages.Fetch) -> None:
+    def _fetch(self, prompt: PrefillTask, plan: PrefixPlan, wanted: messages.Fetch) -> None:
         """Bring blocks that are not here; they stay, which is how hot blocks spread (FAST'25 §4.2).
 
         They come from the worker that holds them, and what it lacks from the pool. Those that are given up before
@@ -209,13 +209,13 @@ class PrefillRole:
         sources = dict[str, PrefixSource]()
         if wanted.port is not None:
             sources[wanted.source] = self._peer(prompt.order.job, wanted.port)
-        sources[POOL] = self._cache.pooled
+        sources[SHARED_STORE] = self._cache.shared
         try:
             plan.fetch(wanted.blocks, sources, lambda: self._begun(prompt))
         finally:
             self._over(prompt, plan)
 
-    def _begun(self, prompt: Prompt) -> None:
+    def _begun(self, prompt: PrefillTask) -> None:
         """The first layer of a prefix from elsewhere is here."""
 
         def ready() -> None:
@@ -223,12 +223,12 @@ class PrefillRole:
 
         self._context.enqueue(ready)
 
-    def _over(self, prompt: Prompt, plan: PrefixPlan) -> None:
+    def _over(self, prompt: PrefillTask, plan: PrefixPlan) -> None:
         """A fetch is over: what came is in the cache; or its time is over, and nothing came."""
         plan.give_up()  # at once: the engine may wait for it
         self._context.enqueue(partial(self._fetched, prompt))
 
-    def _fetched(self, prompt: Prompt) -> None:
+    def _fetched(self, prompt: PrefillTask) -> None:
         self._end_fetch(prompt)
         self._update(self._cache.news())
 
@@ -237,7 +237,7 @@ class PrefillRole:
         context, layout = self._context, self._layout
         return lambda keys, _: fetch_layers(port, self._fetches_as, layout, job, keys, context.channel)
 
-    def _end_fetch(self, prompt: Prompt) -> None:
+    def _end_fetch(self, prompt: PrefillTask) -> None:
         """The prefix of a prompt is here, or is computed after all; once per prompt."""
         fetch, plan = prompt.order.fetch, prompt.plan
         if fetch is None or not prompt.is_fetching:
@@ -260,18 +260,18 @@ class PrefillRole:
                 )
                 self._report(prompt, fetched)
 
-    def _use_pool(self, address: str | None) -> None:
+    def _use_shared_store(self, address: str | None) -> None:
         """Use the pool at an address, or none."""
         context = self._context
         try:
-            pool = None if address is None else open_pool(context.spec, context.layout, address)
-            self._cache.use_pool(pool)
+            store = None if address is None else open_shared_store(context.spec, context.layout, address)
+            self._cache.use_shared_store(store)
         except (OSError, StorageError) as error:
             _LOG.warning("%s does not use the pool at %s: %s", context.spec.name, address, error)
             return
         context.enqueue(lambda: self._update(self._cache.news()))
 
-    def _begin(self, prompt: Prompt, now_s: float) -> None:
+    def _begin(self, prompt: PrefillTask, now_s: float) -> None:
         prompt.start_s = now_s
         context, job = self._context, prompt.order.job
         attempt, name = job.attempt, context.spec.name
@@ -297,7 +297,7 @@ class PrefillRole:
             return
         self._running[request_id] = prompt
 
-    def _finish(self, prompt: Prompt, result: PrefillResult) -> None:
+    def _finish(self, prompt: PrefillTask, result: PrefillResult) -> None:
         context, job = self._context, prompt.order.job
         self._end_fetch(prompt)
         reused = prompt.reused_tokens = result.reused_tokens
@@ -359,7 +359,7 @@ class PrefillRole:
         )
 
     def _report(
-        self, prompt: Prompt, event: messages.PromptEvent, *, tokens: Sequence[tuple[int, int]] = ()
+        self, prompt: PrefillTask, event: messages.PromptEvent, *, tokens: Sequence[tuple[int, int]] = ()
     ) -> None:
         """Report an event of a prompt; its decode worker will report it too."""
         prompt.reports.append(event)
@@ -393,7 +393,7 @@ class PrefillRole:
         context, numbers = self._context, itertools.count()
         sender = context.senders.to(port)
 
-        def prefill(prompt: PromptTokens, prefix: Sequence[KVSpan]) -> None:
+        def prefill(prompt: TokenIds, prefix: Sequence[KVSpan]) -> None:
             job = Job(-1, next(numbers), 1)  # of no run
             sender.send(messages.StartTransfer(job=job, tokens=len(prompt)))
             stream = partial(self._send_layer, sender, job)

@@ -159,7 +159,7 @@ class NodeCache:
         self._stack.check()
 
 
-class PrefixPool:
+class PrefixCaches:
     """The KVCache stores of the prefill nodes; it changes as blocks come and go.
 
     Args:

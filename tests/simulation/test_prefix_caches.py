@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mooncake_lab.cluster import WorkerTable, events
 from mooncake_lab.conductor import History
 from mooncake_lab.core import CacheChanged, Request
-from mooncake_lab.simulation.pool import PrefixPool
+from mooncake_lab.simulation.prefix_caches import PrefixCaches
 
 
 def request(i, family, blocks) -> Request:
@@ -15,8 +15,8 @@ def request(i, family, blocks) -> Request:
     return Request(id=i, arrival_s=0.0, input_tokens=blocks * 512, block_keys=keys)
 
 
-def pool(capacity_blocks=8, *, shared=False, ssd_blocks=0, changed=None) -> PrefixPool:
-    return PrefixPool(
+def pool(capacity_blocks=8, *, shared=False, ssd_blocks=0, changed=None) -> PrefixCaches:
+    return PrefixCaches(
         ["a", "b"],
         capacity_tokens=capacity_blocks * 512,
         bytes_per_token=3,
