@@ -192,7 +192,15 @@ def simulate(
     # here and not above: no other command reads what the papers say
     from mooncake_lab.metrics import RunningSummary, write_perfetto
 
-    del prefill_nodes, decode_nodes, batching, ssd_tokens, placement, admission, keep_answers  # read from the context below
+    del (
+        prefill_nodes,
+        decode_nodes,
+        batching,
+        ssd_tokens,
+        placement,
+        admission,
+        keep_answers,
+    )  # read from the context below
     del retries, first_token_patience, answer_patience
     rules = _check(context.params)
     started = time.perf_counter(), time.process_time()

@@ -79,7 +79,7 @@ class PrefillPool:
     """Nodes that compute each prompt together by chunked pipeline parallelism (arXiv §5.1). A group is one
     instance: prompts follow one another through it. It has the memory and the network cards of all its nodes."""
     chunk_tokens: int = 4096
-    """What a group (assumption B14) or a worker of the live cluster cuts prompts to. How long a simulated node
+    """What a group (assumption B14) or an instance of the live cluster cuts prompts to. How long a simulated node
     takes alone does not depend on it."""
     cache_tokens: int = 3_000_000
     """KVCache each node holds in DRAM (FAST'25 §2.2: about 1 TB)."""

@@ -14,7 +14,7 @@ from typing import Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.cluster import ClusterSpec, WorkerState, events
+from mooncake_lab.cluster import ClusterSpec, InstanceState, events
 from mooncake_lab.conductor import Estimator
 from mooncake_lab.core import Request, block_keys
 from mooncake_lab.serving.launch import LONGEST_PAUSE_S
@@ -37,7 +37,7 @@ class Clients:
     """
 
     def __init__(
-        self, spec: ClusterSpec, options: LiveOptions, ready: Ready, workers: Callable[[], list[WorkerState]]
+        self, spec: ClusterSpec, options: LiveOptions, ready: Ready, workers: Callable[[], list[InstanceState]]
     ) -> None:
         self.streams: dict[int, RequestStream] = {}
         """The answers to requests in flight, by request id."""

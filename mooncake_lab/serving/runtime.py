@@ -21,7 +21,7 @@ from mooncake_lab.cluster import (
     DecodePool,
     Event,
     Executor,
-    WorkerState,
+    InstanceState,
     carry_out,
     events,
 )
@@ -163,10 +163,10 @@ class ClusterRuntime(Executor):
         before, names = self._coordinator, (*self.spec.roles, SHARED_STORE)
         caches, on_ssd = dict[str, tuple[bytes, ...]](), dict[str, tuple[bytes, ...]]()
         if before is not None:
-            caches = {name: tuple(before.workers.cached(name)) for name in names}
-            on_ssd = {name: tuple(before.workers.on_ssd(name)) for name in names}
+            caches = {name: tuple(before.instances.cached(name)) for name in names}
+            on_ssd = {name: tuple(before.instances.on_ssd(name)) for name in names}
             for state in before.requests.values():
-                for worker in state.workers:
+                for worker in state.instances:
                     self.cancel_attempt(events.CancelAttempt(state.attempt, worker.name))
             self._clients.cancel_all()
         self._run += 1
@@ -213,9 +213,9 @@ class ClusterRuntime(Executor):
         return self._clients.streams
 
     @property
-    def workers(self) -> list[WorkerState]:
+    def workers(self) -> list[InstanceState]:
         """What the cluster knows about the workers that are up."""
-        return self.coordinator.workers.up
+        return self.coordinator.instances.up
 
     # what clients do
 
@@ -320,11 +320,11 @@ class ClusterRuntime(Executor):
         prompt, params = self.streams[command.request.id].remaining(command.request.input_tokens)
         keep_at = self._keeper(command.request.id) if self._keeps_answers else None
         order = messages.DecodeOrder(job=self._job(command.attempt), prompt=prompt, params=params, keep_at=keep_at)
-        self.supervisor.connections[command.worker].send(order)
+        self.supervisor.connections[command.instance].send(order)
 
     def _keeper(self, request_id: int) -> int | None:
         """The port of the prefill worker that keeps the answer of a request; None where it has just gone down."""
-        link = self.supervisor.connections.get(self.coordinator.requests[request_id].prefill_worker.name)
+        link = self.supervisor.connections.get(self.coordinator.requests[request_id].prefill_instance.name)
         return None if link is None else link.ready.port
 
     def run_prefill(self, command: events.RunPrefill) -> None:
@@ -343,7 +343,7 @@ class ClusterRuntime(Executor):
             fetch = messages.Fetch(SHARED_STORE, None, blocks)
         prompt, params = stream.remaining(request.input_tokens)
         is_coupled = self.spec.roles[placement.prefill] == "coupled"
-        held_blocks = self.coordinator.workers.matched_blocks(placement.prefill, request)
+        held_blocks = self.coordinator.instances.matched_blocks(placement.prefill, request)
         workers[placement.prefill].send(
             messages.PrefillOrder(
                 job=self._job(command.attempt),
@@ -361,13 +361,13 @@ class ClusterRuntime(Executor):
 
     def cancel_attempt(self, command: events.CancelAttempt) -> None:
         """Tell a worker to stop an attempt; one that is down has stopped."""
-        worker = self.supervisor.connections.get(command.worker)
+        worker = self.supervisor.connections.get(command.instance)
         if worker is not None:
             worker.send(messages.CancelOrder(self._job(command.attempt)))
 
-    def confirm_workers(self, command: events.ConfirmWorkers) -> None:
+    def confirm_instances(self, command: events.ConfirmInstances) -> None:
         """Ask each worker to answer."""
-        self.pending_calls.confirm(command.workers)
+        self.pending_calls.confirm(command.instances)
 
     def reject(self, command: events.Reject) -> None:
         """End the answer of a request with the reason."""
@@ -403,7 +403,7 @@ class ClusterRuntime(Executor):
         role, tokens = self.spec.roles[name], worker.ready.capacity_tokens
         cache = None if role == "decode" else name
         self.report(
-            events.WorkerUp(at_s=self.now_s(), worker=name, role=role, capacity_tokens=tokens, cache=cache)
+            events.InstanceUp(at_s=self.now_s(), instance=name, role=role, capacity_tokens=tokens, cache=cache)
         )
 
     def _worker_exit(self, name: str) -> None:
@@ -412,7 +412,7 @@ class ClusterRuntime(Executor):
             early = [one for one in self._events if not (isinstance(one, CacheChanged) and one.instance == name)]
             self._events = deque(early)
             return
-        self.report(events.WorkerDown(at_s=self.now_s(), worker=name))
+        self.report(events.InstanceDown(at_s=self.now_s(), instance=name))
 
     def _time_passes(self, seconds: float) -> None:
         if self._coordinator is None:
@@ -422,7 +422,7 @@ class ClusterRuntime(Executor):
 
     def _shared_store_gone(self) -> None:
         if self._coordinator is not None:  # else the first run begins without what it held
-            gone = tuple(self._coordinator.workers.cached(SHARED_STORE))
+            gone = tuple(self._coordinator.instances.cached(SHARED_STORE))
             self.report(CacheChanged(at_s=self.now_s(), instance=SHARED_STORE, added=(), removed=gone))
 
     def _heard(self, name: str, message: messages.WorkerMessage) -> None:
@@ -438,7 +438,7 @@ class ClusterRuntime(Executor):
                     self.report(CacheChanged(at_s=self.now_s(), instance=SHARED_STORE, **changes))
             case messages.Pong():
                 if self.pending_calls.answered(name, message.number):
-                    self.report(events.WorkerConfirmed(at_s=self.now_s(), worker=name))
+                    self.report(events.InstanceConfirmed(at_s=self.now_s(), instance=name))
             case messages.Measured():
                 self.pending_calls.measured(name, message)
             case _:
@@ -468,7 +468,7 @@ class ClusterRuntime(Executor):
         if isinstance(event, events.AttemptFailed):
             state = self.coordinator.requests.get(event.attempt.request_id)
             if event.retriable and state is not None:
-                changes["suspects"] = tuple(worker.name for worker in state.workers)
+                changes["suspects"] = tuple(worker.name for worker in state.instances)
             changes["reason"] = f"trouble on {name} ({event.reason})"
         return msgspec.structs.replace(event, **changes)
 

@@ -269,7 +269,7 @@ def worker_spec(spec: ClusterSpec, options: LiveOptions, name: str, token: bytes
 def coordinator_rules(options: LiveOptions) -> CoordinatorRules:
     """The rules of a live cluster: its requests wait for workers, and a policy's error costs one request."""
     return CoordinatorRules(
-        wait_for_workers=True,
+        wait_for_instances=True,
         longest_wait_s=options.worker_timeout_s,
         max_inflight_requests=options.max_inflight_requests,
         max_attempts=options.max_attempts,

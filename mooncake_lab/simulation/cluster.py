@@ -161,7 +161,7 @@ class Cluster:
     def cancel(self, request_id: int, reason: str = "the client went away") -> None:
         """The client of a submitted request leaves, unless the request has ended.
 
-        The step under way that computes a token of its answer ends first, as at a live worker.
+        The step under way that computes a token of its answer ends first, as at a live instance.
         """
         if any(traced.request.id == request_id for traced in self._submitted):
             self._loop.call_last_at(self._loop.now_s, partial(self.cancel, request_id, reason))  # it arrives first
@@ -240,8 +240,10 @@ class Cluster:
     def _retry_after_s(self) -> int:
         """When a client that was refused may find a shorter queue: whole seconds, at least one."""
         now_s = self._loop.now_s
-        workers = [
-            worker.prefill.view(0, now_s) for worker in self.coordinator.workers.up if worker.role != "decode"
+        instances = [
+            instance.prefill.view(0, now_s)
+            for instance in self.coordinator.instances.up
+            if instance.role != "decode"
         ]
-        backlog_s = min([view.backlog_s for view in workers], default=0.0)
+        backlog_s = min([view.backlog_s for view in instances], default=0.0)
         return math.ceil(min(_LONGEST_WAIT_S, max(1.0, backlog_s)))

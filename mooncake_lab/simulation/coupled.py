@@ -336,7 +336,7 @@ class CoupledInstance:
         del self._requests[attempt.request_id]
         self.instance.finish(attempt.request_id)
         if request.generated_tokens == request.shown_tokens:
-            self._report(events.PrefillDropped(at_s=self._loop.now_s, attempt=attempt, worker=self.name))
+            self._report(events.PrefillDropped(at_s=self._loop.now_s, attempt=attempt, instance=self.name))
         self._look_soon()  # another request may have its place
 
     def _report_leaving(self) -> None:
@@ -455,7 +455,7 @@ class CoupledInstance:
             stage = "capacity" if known_tokens > self.capacity_tokens else "batching"
             if request.generated_tokens == request.shown_tokens:
                 self._report(
-                    events.PrefillDropped(at_s=self._loop.now_s, attempt=request.attempt, worker=self.name)
+                    events.PrefillDropped(at_s=self._loop.now_s, attempt=request.attempt, instance=self.name)
                 )
             self._fail(request, refusal.reason, retriable=False, stage=stage)
         for event in preemptions(plan, self.instance.waiting, self._requests, self.name, self._loop.now_s):

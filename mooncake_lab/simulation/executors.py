@@ -63,10 +63,10 @@ class SimulatedExecutor(Executor):
     def prepare_decode(self, command: events.PrepareDecode) -> None:
         """Nothing: simulated buffers need no preparation."""
 
-    def confirm_workers(self, command: events.ConfirmWorkers) -> None:
-        """Confirm each worker: a failure is reported when it happens, so that a worker that is not down is up."""
-        for worker in command.workers:
-            confirmed = events.WorkerConfirmed(at_s=self._loop.now_s, worker=worker)
+    def confirm_instances(self, command: events.ConfirmInstances) -> None:
+        """Confirm each instance: a failure is reported when it happens, so one that is not down is up."""
+        for instance in command.instances:
+            confirmed = events.InstanceConfirmed(at_s=self._loop.now_s, instance=instance)
             self._loop.call_later(0.0, self._report, confirmed)
 
     def reject(self, command: events.Reject) -> None:
@@ -196,10 +196,10 @@ class DisaggregatedExecutor(SimulatedExecutor):
         now_s = self._loop.now_s
         for name in self.prefill:
             cache = self.prefix_caches.caches[name]
-            self._report(events.WorkerUp(at_s=now_s, worker=name, role="prefill", cache=cache))
+            self._report(events.InstanceUp(at_s=now_s, instance=name, role="prefill", cache=cache))
         for name, instance in self.decode.items():
             tokens = instance.capacity_tokens
-            self._report(events.WorkerUp(at_s=now_s, worker=name, role="decode", capacity_tokens=tokens))
+            self._report(events.InstanceUp(at_s=now_s, instance=name, role="decode", capacity_tokens=tokens))
 
     def run_prefill(self, command: events.RunPrefill) -> None:
         """Fetch the prefix of a prompt, and queue the prompt at its instance."""
@@ -211,7 +211,7 @@ class DisaggregatedExecutor(SimulatedExecutor):
     def start_decode(self, command: events.StartDecode) -> None:
         """Load a KVCache from host memory into GPU memory."""
         job = self._jobs[command.attempt.request_id]
-        self._transfer.load(command.worker, job.request.input_tokens, partial(self._loaded, job, command))
+        self._transfer.load(command.instance, job.request.input_tokens, partial(self._loaded, job, command))
 
     def _loaded(self, job: PrefillJob, command: events.StartDecode) -> None:
         """The KVCache of a request is in GPU memory."""
@@ -222,7 +222,7 @@ class DisaggregatedExecutor(SimulatedExecutor):
         if self._keep_answers:
             self._decoding[request_id] = job
         self._report(events.KVLoaded(at_s=self._loop.now_s, attempt=job.attempt))
-        self.decode[command.worker].join(
+        self.decode[command.instance].join(
             job.attempt,
             context_tokens=job.request.input_tokens,
             output_tokens=self.requests[request_id].output_tokens,
@@ -259,8 +259,8 @@ class DisaggregatedExecutor(SimulatedExecutor):
             job.cancelled = True
             self._transfer.drop(job)
             del self._jobs[command.attempt.request_id]
-        elif command.worker in self.decode:
-            self.decode[command.worker].remove(command.attempt)
+        elif command.instance in self.decode:
+            self.decode[command.instance].remove(command.attempt)
 
     def fail(self, name: str) -> None:
         """Let an instance fail now; a decode instance ends its step, and reports its requests as failed then."""
@@ -270,7 +270,7 @@ class DisaggregatedExecutor(SimulatedExecutor):
         if name in self.prefill:
             self.prefix_caches.drop(name)
         self._transfer.cancel(name)
-        self._report(events.WorkerDown(at_s=self._loop.now_s, worker=name, finishes_step=name in self.decode))
+        self._report(events.InstanceDown(at_s=self._loop.now_s, instance=name, finishes_step=name in self.decode))
         instance.stop()
 
     def _cache_changed(self, cache: str, change: CacheChange) -> None:
@@ -326,9 +326,9 @@ class CoupledExecutor(SimulatedExecutor):
         """Report each instance as up."""
         for name, instance in self.instances.items():
             cache = name if self._caches_prefixes else None
-            up = events.WorkerUp(
+            up = events.InstanceUp(
                 at_s=self._loop.now_s,
-                worker=name,
+                instance=name,
                 role="coupled",
                 capacity_tokens=instance.capacity_tokens,
                 cache=cache,
@@ -357,15 +357,15 @@ class CoupledExecutor(SimulatedExecutor):
         Raises:
             ValueError: always.
         """
-        raise ValueError(f"{command.worker} is coupled and decodes by itself; it cannot carry out {command}")
+        raise ValueError(f"{command.instance} is coupled and decodes by itself; it cannot carry out {command}")
 
     def cancel_attempt(self, command: events.CancelAttempt) -> None:
         """Let an attempt leave its instance."""
-        self.instances[command.worker].remove(command.attempt)
+        self.instances[command.instance].remove(command.attempt)
 
     def fail(self, name: str) -> None:
         """Let an instance fail now; a step that decodes ends first."""
         instance = self.instances[name]
         if instance.up:
-            self._report(events.WorkerDown(at_s=self._loop.now_s, worker=name, finishes_step=True))
+            self._report(events.InstanceDown(at_s=self._loop.now_s, instance=name, finishes_step=True))
             instance.stop()

@@ -122,7 +122,7 @@ class PrefillInstance:
             job = self._queue[place]
             if job.cancelled:
                 del self._queue[place]
-                self._report(events.PrefillDropped(at_s=self._loop.now_s, attempt=job.attempt, worker=self.name))
+                self._report(events.PrefillDropped(at_s=self._loop.now_s, attempt=job.attempt, instance=self.name))
             elif job.fetching:
                 if not self._overtaking:
                     break
@@ -152,7 +152,7 @@ class PrefillInstance:
         free_s = [max(0.0, at_s - now_s) for at_s in self._free_at_s]
         parts = list[PromptPart]()
         for job in batch:
-            self._report(events.PrefillStarted(at_s=now_s, attempt=job.attempt, worker=self.name))
+            self._report(events.PrefillStarted(at_s=now_s, attempt=job.attempt, instance=self.name))
             found = self._caches.reuse(self.name, job.request, self._most_blocks(job, free_s))
             parts.append(_part(job.request, found.blocks, found.from_ssd))
         finish_s, from_ssd = self._finish_s(parts, free_s), sum([part.ssd_tokens for part in parts])
@@ -187,7 +187,7 @@ class PrefillInstance:
     def _slot_free(self) -> None:
         """The first node of a group can begin the next prompt."""
         if self.up:
-            self._report(events.PrefillSlotFree(at_s=self._loop.now_s, worker=self.name))
+            self._report(events.PrefillSlotFree(at_s=self._loop.now_s, instance=self.name))
             self._begin()
 
     def _done(self, batch: Sequence[PrefillJob], parts: Sequence[PromptPart], start_s: float) -> None:
@@ -206,7 +206,7 @@ class PrefillInstance:
         if part.ssd_tokens:
             size = part.ssd_tokens * self._model.shape.kv_bytes_per_token
             self._report(
-                events.TierRead(at_s=now_s, attempt=job.attempt, worker=self.name, start_s=start_s, bytes=size)
+                events.TierRead(at_s=now_s, attempt=job.attempt, instance=self.name, start_s=start_s, bytes=size)
             )
         if self._keeps_prompts:
             self._caches.keep(self.name, request)
@@ -214,7 +214,7 @@ class PrefillInstance:
             events.PrefillDone(
                 at_s=now_s,
                 attempt=job.attempt,
-                worker=self.name,
+                instance=self.name,
                 start_s=start_s,
                 computed_tokens=request.input_tokens - part.reused_tokens,
                 reused_tokens=part.reused_tokens,

@@ -133,13 +133,13 @@ class KVTransfer:
 
         What is on SSD is read where the placement counts on it.
         """
-        request, worker = job.request, job.placement.prefill
-        held = self._caches.matched(worker, request)
+        request, instance = job.request, job.placement.prefill
+        held = self._caches.matched(instance, request)
         if not job.placement.ssd_tokens:
-            in_dram = self._caches.before_ssd(worker, request)
+            in_dram = self._caches.before_ssd(instance, request)
             held = held if in_dram is None else in_dram
         job.most_blocks = held
-        for owner, places in self._caches.elsewhere(worker, request.block_keys[:held]).items():
+        for owner, places in self._caches.elsewhere(instance, request.block_keys[:held]).items():
             size, most = request.block_size_tokens, request.input_tokens - 1
             tokens = sum([min(size, most - place * size) for place in places])
             fetch = _Fetch(job, owner, places, tokens, stays=False)
@@ -147,7 +147,7 @@ class KVTransfer:
                 events.FetchStarted(
                     at_s=self._loop.now_s,
                     attempt=job.attempt,
-                    worker=worker,
+                    instance=instance,
                     source=owner,
                     from_ssd=self._caches.on_ssd(owner, fetch.keys) > 0,
                 )
@@ -181,7 +181,7 @@ class KVTransfer:
             events.TierRead(
                 at_s=self._loop.now_s,
                 attempt=fetch.job.attempt,
-                worker=fetch.source,
+                instance=fetch.source,
                 start_s=start_s,
                 bytes=tokens * self._token_bytes,
             )
@@ -231,7 +231,7 @@ class KVTransfer:
                 at_s=self._loop.now_s,
                 attempt=job.attempt,
                 source=source,
-                worker=job.placement.prefill,
+                instance=job.placement.prefill,
                 start_s=start_s,
                 bytes=size_bytes,
             )
@@ -245,10 +245,10 @@ class KVTransfer:
         """A node reads from its disk for its own prompt, after what it reads for others."""
         _take(self._ssd_free_s, node, self._loop.now_s, self._model.ssd_load_s(tokens))
 
-    def load(self, worker: str, tokens: int, loaded: Callable[[], None]) -> None:
+    def load(self, instance: str, tokens: int, loaded: Callable[[], None]) -> None:
         """Copy KVCache from the host memory of a decode node into its GPU memory, one request after the other."""
         now_s, load_s = self._loop.now_s, self._model.dram.seconds(tokens * self._token_bytes)
-        wait_s = _take(self._link_free_s, worker, now_s, load_s) - now_s
+        wait_s = _take(self._link_free_s, instance, now_s, load_s) - now_s
         self._loop.call_later(wait_s + load_s, loaded)
 
     def stream(self, job: PrefillJob, seconds: float) -> None:
@@ -309,7 +309,7 @@ class KVTransfer:
         """Reports that the last byte has left, where that is not when it arrives."""
         if not self._model.transfer.latency_s:
             return None
-        return lambda: self._report(events.KVSent(at_s=self._loop.now_s, attempt=job.attempt, worker=source))
+        return lambda: self._report(events.KVSent(at_s=self._loop.now_s, attempt=job.attempt, instance=source))
 
     def _kv_arrived(self, job: PrefillJob, start_s: float) -> None:
         if not job.cancelled:
@@ -339,7 +339,7 @@ class KVTransfer:
             events.AnswerKept(
                 at_s=self._loop.now_s,
                 attempt=attempt,
-                worker=placement.prefill,
+                instance=placement.prefill,
                 source=placement.decode,
                 start_s=start_s,
                 bytes=size_bytes,

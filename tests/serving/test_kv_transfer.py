@@ -49,9 +49,9 @@ BLOCKS = replace(LAYOUT, block_tokens=4)
 WHO = Identity(name="sender", token=b"t" * 32, fingerprint=LAYOUT.fingerprint, timeout_s=1.0)
 JOB = Job(1, 1, 1)
 REPORTS = (
-    events.PrefixFetched(at_s=0.5, attempt=JOB.attempt, worker="prefill-0", source="pool", start_s=0.0, bytes=9),
+    events.PrefixFetched(at_s=0.5, attempt=JOB.attempt, instance="prefill-0", source="pool", start_s=0.0, bytes=9),
     events.PrefillDone(
-        at_s=1.0, attempt=JOB.attempt, worker="prefill-0", start_s=0.0, computed_tokens=5, reused_tokens=0
+        at_s=1.0, attempt=JOB.attempt, instance="prefill-0", start_s=0.0, computed_tokens=5, reused_tokens=0
     ),
 )
 

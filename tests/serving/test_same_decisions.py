@@ -138,7 +138,9 @@ def keeps_the_laws(live, model, steps):
     )
     follower.check_log()
     assert not follower.coordinator.requests
-    assert not any(worker.decode.contexts or worker.prefill.prompts for worker in follower.coordinator.workers.up)
+    assert not any(
+        worker.decode.contexts or worker.prefill.prompts for worker in follower.coordinator.instances.up
+    )
 
 
 def placed(decided):

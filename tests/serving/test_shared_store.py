@@ -56,7 +56,7 @@ def settle(live):
     """Wait until no worker writes to a lower tier any more, and the cluster knows."""
     before = None
     for _ in range(100):
-        workers = live._runtime.coordinator.workers
+        workers = live._runtime.coordinator.instances
         now = {cache: len(workers.cached(cache)) for cache in workers.index.instances}
         if now == before:
             return now
@@ -67,7 +67,7 @@ def settle(live):
 
 def knows(runtime, worker, blocks):
     """Wait until the cluster knows how many blocks a worker holds: it is told after the prompt was answered."""
-    return until(lambda: len(runtime.coordinator.workers.cached(worker)) == blocks)
+    return until(lambda: len(runtime.coordinator.instances.cached(worker)) == blocks)
 
 
 def moved(log, source, destination):
@@ -223,7 +223,7 @@ def test_a_prompt_that_is_cancelled_during_its_fetch_holds_nobody(open_api, refe
                 answer(prompts[1], timeout=2.0)
             assert until(lambda: not api.runtime.streams)
             assert answer(prompts[2]) == expected[2]
-            assert not api.runtime.coordinator.workers.by_name[
+            assert not api.runtime.coordinator.instances.by_name[
                 "prefill-0"
             ].prefill.sending  # as far as the cluster knows
         finally:

@@ -62,12 +62,12 @@ def test_leaving_during_a_stretch_is_as_between_steps(kind, rows, leaving):
 @settings(max_examples=20, deadline=None)
 @given(rows=REQUESTS, leaving=LEAVING)
 def test_nothing_is_left_of_those_who_left(kind, rows, leaving):
-    """No worker counts tokens or prompts of a request that has ended, and no transfer goes on for ever."""
+    """No instance counts tokens or prompts of a request that has ended, and no transfer goes on for ever."""
     _, cluster = run(kind, rows, leaving)
-    for worker in cluster.coordinator.workers.up:
-        assert not worker.decode.contexts
-        assert not worker.decode.context_tokens
-        assert not worker.prefill.prompts
+    for instance in cluster.coordinator.instances.up:
+        assert not instance.decode.contexts
+        assert not instance.decode.context_tokens
+        assert not instance.prefill.prompts
     if kind in ("apart", "little memory"):
         network = cluster.executor._transfer._network
         assert not network._paced

@@ -58,7 +58,7 @@ def test_without_prefix_caching_every_prompt_is_computed(caching):
     cluster = Cluster(spec, REALISTIC)
     log = cluster.run(requests_of([(0.0, 2048, 2, 0), (50.0, 2048, 2, 0)]))
     assert [record.reused_tokens for record in log if isinstance(record, Prefilled)] == [0, 2047 if caching else 0]
-    assert len(cluster.coordinator.workers.index) == (4 if caching else 0)
+    assert len(cluster.coordinator.instances.index) == (4 if caching else 0)
 
 
 @settings(max_examples=60, deadline=None)

@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.cluster import WorkerTable, events
+from mooncake_lab.cluster import InstanceTable, events
 from mooncake_lab.conductor import History
 from mooncake_lab.core import CacheChanged, Request
 from mooncake_lab.simulation.prefix_caches import PrefixCaches
@@ -37,14 +37,14 @@ def test_what_is_told_is_what_the_stores_hold(steps, shared, ssd_blocks):
 
     A prompt that fits is there when it was kept, nothing leaves while there is room, and there is no more room.
     """
-    table, kept = WorkerTable(view_age_s=0.0), {"a": set(), "b": set()}
+    table, kept = InstanceTable(view_age_s=0.0), {"a": set(), "b": set()}
 
     def changed(cache, change):
         table.cache_changed(CacheChanged(at_s=0.0, instance=cache, **msgspec.structs.asdict(change)))
 
     caches = pool(6, shared=shared, ssd_blocks=ssd_blocks, changed=changed)
     for node in "ab":
-        table.add(events.WorkerUp(at_s=0.0, worker=node, role="prefill", cache=caches.caches[node]))
+        table.add(events.InstanceUp(at_s=0.0, instance=node, role="prefill", cache=caches.caches[node]))
     for i, (node, family, blocks) in enumerate(steps):
         wanted = request(i, family, blocks)
         for seen in table.view(wanted, 0.0, History()).prefill:

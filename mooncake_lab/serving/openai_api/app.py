@@ -178,7 +178,7 @@ class OpenAIApp:
         return Response()
 
     async def _health(self, _: Request) -> Response:
-        table = self.runtime.coordinator.workers
+        table = self.runtime.coordinator.instances
         workers = sorted(worker.name for worker in table.up)
         status = "ok" if table.can_serve else "waiting for workers"
         return _json({"status": status, "workers": workers}, 200 if table.can_serve else 503)

@@ -6,7 +6,7 @@ from typing import Final, final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
-from mooncake_lab.cluster import COUPLED_SYSTEMS, ClusterSpec, WorkerState
+from mooncake_lab.cluster import COUPLED_SYSTEMS, ClusterSpec, InstanceState
 from mooncake_lab.core import (
     Arrived,
     CacheChanged,
@@ -91,7 +91,7 @@ class Telemetry:
         """An HTTP request has its first token, so long after it came."""
         self._ttft.observe(seconds)
 
-    def page(self, workers: Iterable[WorkerState], damaged_blocks: Mapping[str, int], in_flight: int) -> bytes:
+    def page(self, workers: Iterable[InstanceState], damaged_blocks: Mapping[str, int], in_flight: int) -> bytes:
         """The metrics now, in Prometheus' text format.
 
         Args:

@@ -68,7 +68,7 @@ class WorkerContext:
 
 def report_dropped(context: WorkerContext, job: Job) -> None:
     """Report that a request left this worker before its prompt was computed."""
-    dropped = events.PrefillDropped(at_s=time.monotonic(), attempt=job.attempt, worker=context.spec.name)
+    dropped = events.PrefillDropped(at_s=time.monotonic(), attempt=job.attempt, instance=context.spec.name)
     context.report(job, dropped)
 
 

@@ -254,7 +254,7 @@ class PrefillRole:
                     at_s=plan.fetch_end_s,
                     attempt=prompt.order.job.attempt,
                     source=source,
-                    worker=self._context.spec.name,
+                    instance=self._context.spec.name,
                     start_s=plan.fetch_start_s,
                     bytes=size,
                 )
@@ -275,7 +275,7 @@ class PrefillRole:
         prompt.start_s = now_s
         context, job = self._context, prompt.order.job
         attempt, name = job.attempt, context.spec.name
-        context.report(job, events.PrefillStarted(at_s=prompt.start_s, attempt=attempt, worker=name))
+        context.report(job, events.PrefillStarted(at_s=prompt.start_s, attempt=attempt, instance=name))
         prompt.sender.send(messages.StartTransfer(job=job, tokens=prompt.tokens))
         stream = partial(self._send_layer, prompt.sender, job)
         loader = LayerLoader(
@@ -307,7 +307,7 @@ class PrefillRole:
         prefilled = events.PrefillDone(
             at_s=time.monotonic(),
             attempt=job.attempt,
-            worker=context.spec.name,
+            instance=context.spec.name,
             start_s=prompt.start_s,
             computed_tokens=prompt.tokens - reused,
             reused_tokens=reused,
@@ -336,7 +336,7 @@ class PrefillRole:
         kept = events.AnswerKept(
             at_s=time.monotonic(),
             attempt=came.job.attempt,
-            worker=context.spec.name,
+            instance=context.spec.name,
             source=answer.source,
             start_s=answer.start_s,
             bytes=sum(move.bytes for move in came.moves),
@@ -353,7 +353,7 @@ class PrefillRole:
         return events.TierRead(
             at_s=plan.ssd_end_s,
             attempt=job.attempt,
-            worker=self._context.spec.name,
+            instance=self._context.spec.name,
             start_s=plan.ssd_start_s,
             bytes=plan.ssd_bytes,
         )
