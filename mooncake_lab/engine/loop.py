@@ -45,9 +45,10 @@ class EngineSettings:
     """Whether iterations are kept, for charts."""
 
     def __post_init__(self) -> None:
-        limits = (self.block_size_tokens, self.cache_blocks, self.max_batch_tokens, self.max_requests)
-        if any(limit is not None and limit < 1 for limit in (*limits, self.max_request_tokens)):
-            raise ValueError(f"{self} has a limit below 1")
+        limits = ("block_size_tokens", "cache_blocks", "max_batch_tokens", "max_requests", "max_request_tokens")
+        for name in limits:
+            if (limit := getattr(self, name)) is not None and limit < 1:
+                raise ValueError(f"EngineSettings.{name} is {limit!r}; at least 1 is needed")
 
 
 def cache_blocks(settings: EngineSettings, config: LlamaConfig, device: torch.device, dtype: torch.dtype) -> int:
@@ -160,7 +161,9 @@ class Engine:
         entered.before_release = before_release
         given = self.runner.accept([kv] if isinstance(kv, LayerLoader) else kv)
         if given > entered.known:
-            raise ValueError(f"KVCache of {given} tokens is given for a request of {entered.known}")
+            raise ValueError(
+                f"the KVCache has {given} tokens and the request {entered.known}; it may have at most those"
+            )
         cached = min(given, entered.known - 1)  # the last token is always computed, because its logits are needed
         if isinstance(kv, LayerLoader):
             kv.limit(cached)

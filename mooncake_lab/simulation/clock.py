@@ -69,7 +69,7 @@ class EventLoop:
             ValueError: when the delay is negative or not a number.
         """
         if not delay_s >= 0.0:
-            raise ValueError(f"a callback {delay_s!r} s from now; allowed are delays from 0")
+            raise ValueError(f"the delay of a callback is {delay_s!r} s; allowed are 0 and more")
         self.scheduled += 1
         if delay_s < inf:
             due = simpy.Timeout(self.env, delay_s)

@@ -74,7 +74,7 @@ class Connection:
     def take_pushed(self, parts: Sequence[Bytes], pushed: messages.RemoteWrite) -> float:
         """Copy what such an engine has written; when it began to (s)."""
         if self.buffer is None:
-            raise ProtocolError("a message says that its bytes were pushed, but this connection has no buffer")
+            raise ProtocolError("a message refers to pushed bytes, but no buffer was lent to this connection")
         now_s = time.monotonic()
         if not 0 <= pushed.start_s <= now_s:
             raise ProtocolError(

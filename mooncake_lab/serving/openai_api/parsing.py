@@ -202,7 +202,9 @@ class Reader:
             if isinstance(prompt, str):
                 self._check_length(len(prompt), "prompt")
             elif isinstance(prompt, int):
-                raise BadRequestError(f"a list that holds {prompt} beside other prompts", "prompt")
+                raise BadRequestError(
+                    f"the token id {prompt} stands beside whole prompts; put it into a list of token ids", "prompt"
+                )
             else:
                 self._check_room(len(prompt), most_new)
         for prompt in prompts:
@@ -356,7 +358,9 @@ def _array(tokens: list[int], name: str = "prompt") -> npt.NDArray[np.int32]:
     if not tokens:
         raise BadRequestError("the prompt has no tokens; at least 1 is needed", name)
     if not (min(tokens) >= 0 and max(tokens) <= _MOST):
-        raise BadRequestError(f"the prompt holds token ids {min(tokens)} to {max(tokens)}", name)
+        raise BadRequestError(
+            f"the prompt has token ids from {min(tokens)} to {max(tokens)}; allowed are 0 to {_MOST}", name
+        )
     return np.asarray(tokens, dtype=np.int32)
 
 
