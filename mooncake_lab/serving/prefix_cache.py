@@ -37,6 +37,7 @@ from mooncake_lab.store.backends import (
     StorageBackend,
     StorageError,
 )
+from mooncake_lab.store.eviction import PolicyFactory, make_policy
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 from mooncake_lab.store.tiers import TierChange
 
@@ -233,7 +234,7 @@ class PrefixCache:
         self._ssd = None if spec.ssd_dir is None else self._open_ssd(spec, spec.ssd_dir)
         self._dram = DramBackend(self._dram_bytes)
         self._shared: StorageBackend | None = None
-        self._store = self._open_store(has_shared=spec.shared_store is not None)
+        self._store = self._open_store(spec)
         self._damaged = 0
         """Damaged blocks that were reported."""
 
@@ -425,13 +426,18 @@ class PrefixCache:
         capacity_bytes = ssd_bytes(spec.ssd_tokens, self.layout.block_tokens, self.layout.block_bytes)
         return SsdBackend(Path(folder) / spec.name, capacity_bytes, fingerprint=self.layout.fingerprint)
 
-    def _open_store(self, *, has_shared: bool) -> TieredStore:
+    def _open_store(self, spec: WorkerSpec) -> TieredStore:
         media = [self._dram] if self._ssd is None else [self._dram, self._ssd]
-        last = media[-1]
+        last, has_shared = media[-1], spec.shared_store is not None
+
+        def policy(medium: StorageBackend) -> PolicyFactory:
+            return lambda _: make_policy(spec.eviction, max(1, medium.capacity_bytes // self.layout.block_bytes))
+
         return TieredStore(
             [
                 TierSettings(
                     medium=medium,
+                    eviction=policy(medium),
                     queue_bytes=medium.capacity_bytes // _QUEUED_SHARE if medium is not last or has_shared else 0,
                 )
                 for medium in media

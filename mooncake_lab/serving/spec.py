@@ -10,6 +10,7 @@ from mooncake_lab.cluster import ClusterSpec, CoordinatorRules, CoupledPool, Pre
 from mooncake_lab.core.renamed import renamed_fields
 from mooncake_lab.engine.config import NUMBER_BYTES
 from mooncake_lab.serving.pacer import Pacer
+from mooncake_lab.store.eviction import EVICTION_POLICIES
 
 _REMEMBERED_BLOCKS: Final = 2**18
 """Most blocks that a worker remembers to be in a Mooncake Store that runs elsewhere, which tells no capacity."""
@@ -136,6 +137,8 @@ class WorkerSpec(WorkerOptions):
     streams_layers: bool
     prefix_caching: bool = False
     cache_tokens: int = 0
+    eviction: str = "lru"
+    """Of its DRAM and its SSD; an engine has LRU."""
     ssd_tokens: int = 0
     fetch_timeout_s: float = 0.0
     chunk_tokens: int = 0
@@ -173,13 +176,17 @@ def _check_prefill(pool: PrefillPool, block: int, options: LiveOptions) -> None:
         "prefill_group": (pool.prefill_group, 1, "each worker computes its prompts alone"),
         "shared_cache": (pool.shared_cache, False, "its workers share LiveOptions.shared_store instead"),
         "overtaking": (pool.overtaking, False, "prompts start in order"),
-        "eviction": (pool.eviction, "lru", "its stores evict what was used least recently"),
     }
     for name, (value, only, why) in unable.items():
         _refuse_if(value != only, f"PrefillPool.{name} is {value!r}; a live cluster has {only!r}: {why}")
     _refuse_if(
         (options.ssd_dir is None) != (pool.ssd_tokens == 0),
         f"ssd_dir is {options.ssd_dir!r} and ssd_tokens {pool.ssd_tokens}; give a folder and a size, or neither",
+    )
+    known = [name for name in EVICTION_POLICIES if name != "belady"]  # which has to know the future
+    _refuse_if(
+        pool.eviction not in known,
+        f"PrefillPool.eviction is {pool.eviction!r}; a live cluster knows {', '.join(known)}",
     )
     least = _LEAST_DRAM_BLOCKS * block
     for name, size in (

@@ -72,6 +72,19 @@ def test_what_it_holds_survives_a_clean_end(tmp_path):
     cache.close()
 
 
+@pytest.mark.parametrize(("eviction", "evicted"), [("lru", 1), ("fifo", 0)])
+def test_dram_evicts_by_the_policy_that_the_spec_names(eviction, evicted):
+    """The block that was used least recently leaves, or the one that came first, as in the simulator."""
+    cluster = flat.live(cache_tokens=4 * SIZE, block_size_tokens=SIZE, eviction=eviction)
+    cache, keys = PrefixCache(worker_spec(*cluster, "prefill-0", bytes(16)), LAYOUT), keys_of(5)
+    for key in keys[:4]:
+        cache.keep([key], span_of(1))
+    assert read(cache, keys[:1])
+    cache.keep(keys[4:], span_of(1))
+    assert set(cache.news().added) == set(keys) - {keys[evicted]}
+    cache.close()
+
+
 def test_blocks_that_could_not_sink_are_retracted(tmp_path, monkeypatch):
     """Evicted, announced while on its way down, and then refused by the SSD: the cluster hears that it is gone."""
     broken = threading.Event()
