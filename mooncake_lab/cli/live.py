@@ -277,19 +277,15 @@ def show_start() -> None:
 def _check_roles(context: typer.Context, coupled: int | None, batching: str, placement: str | None) -> None:
     """Refuse options of the other kind of cluster."""
     if coupled is None:
-        why = "it is for --coupled-nodes workers; prefill and decode workers have their own batching"
+        why = "it is for coupled workers; prefill and decode workers have their own batching"
         return refuse_typed(context, ["batching"], why)
     if placement == "kvcache_centric":
-        raise typer.BadParameter(
-            "--coupled-nodes workers share no store to fetch from; the nearest policy is cache_aware"
-        )
-    refuse_typed(context, ["prefill_nodes", "decode_nodes"], "--coupled-nodes workers do both stages")
-    refuse_typed(context, ["transfer"], "--coupled-nodes workers do not transfer KVCache")
-    refuse_typed(context, ["pack_tokens"], "it is for prefill workers; --coupled-nodes workers pack by --batching")
+        raise typer.BadParameter("coupled workers share no store to fetch from; the nearest policy is cache_aware")
+    refuse_typed(context, ["prefill_nodes", "decode_nodes"], "coupled workers do both stages")
+    refuse_typed(context, ["transfer"], "coupled workers do not transfer KVCache")
+    refuse_typed(context, ["pack_tokens"], "it is for prefill workers; coupled workers pack by --batching")
     store = ["cache_tokens", "ssd_dir", "ssd_tokens", "shared_store"]
-    refuse_typed(
-        context, store, "--coupled-nodes workers have no store; --device-tokens sets the size of their KVCache"
-    )
+    refuse_typed(context, store, "coupled workers have no store; --device-tokens sets the size of their KVCache")
     if batching not in CHUNKED_POLICIES:
         refuse_typed(context, ["chunk_tokens"], f"--batching {batching} never cuts a prompt")
     return None

@@ -264,19 +264,19 @@ def _check(said: dict[str, Any]) -> ClientRules:
         (apart and not both, "give --prefill-nodes and --decode-nodes, or --coupled-nodes"),
         (
             not apart and either,
-            "--coupled-nodes nodes do both stages; leave out --prefill-nodes and --decode-nodes",
+            "coupled nodes do both stages; leave out --prefill-nodes and --decode-nodes",
         ),
         (
             apart and said["batching"] is not None,
-            "--batching is for --coupled-nodes nodes; prefill and decode nodes have their own",
+            "--batching is for coupled nodes; prefill and decode nodes have their own",
         ),
         (
             not apart and said["placement"] == "kvcache_centric",
-            "--coupled-nodes nodes have no store to fetch from; the nearest policy is cache_aware",
+            "coupled nodes have no store to fetch from; the nearest policy is cache_aware",
         ),
         (
             apart and said["max_tokens"] is not None,
-            "--max-tokens is for --coupled-nodes nodes; decode nodes reserve nothing",
+            "--max-tokens is for coupled nodes; decode nodes reserve nothing",
         ),
         (
             not apart and bool(ssd or said["prefill_group"] > 1),

@@ -80,7 +80,7 @@ def words(done):
         (("--coupled-nodes", 1, "--transfer", "tcp"), "leave out --transfer"),
         (("--coupled-nodes", 1, "--pack-tokens", 64), "it is for prefill workers"),
         (("--coupled-nodes", 1, "--shared-store", "remote"), "leave out --shared-store"),
-        (("--shared-store-tokens", 4096), "leave out --pool-tokens: there is no --shared-store"),
+        (("--shared-store-tokens", 4096), "leave out --shared-store-tokens: there is no --shared-store"),
         (("--shared-store", "mooncake", "--shared-store-address", "here:70000"), "with a port from 1 to 65535"),
         (("--shared-store", "mooncake", "--shared-store-address", "here:0"), "with a port from 1 to 65535"),
         (("--served-model-name", ""), "--served-model-name is empty"),

@@ -222,7 +222,7 @@ def test_without_a_key_bodies_are_json(api, open_to_all, kind, is_served):
         ("the model and its pool, seed and port", "the model and its pool, seed and port"),
         ("the longest context (max_model_len)", "the longest context (--max-model-len)"),
         ("/data/cache_tokens/x and --device-tokens", "/data/cache_tokens/x and --device-tokens"),
-        ("chunk_tokens, max_batch_tokens, max_requests and prefill_nodes",
+        ("chunk_tokens, pack_tokens, max_requests and prefill_nodes",
          "--chunk-tokens, --pack-tokens, --max-requests and --prefill-nodes"),
         ("prefill_group stays", "prefill_group stays"),
     ],
