@@ -113,25 +113,25 @@ class RequestState:
     """One request in flight. Mutable: the coordinator follows it."""
 
     request: Request
-    """Its prompt is extended by the tokens that a failed attempt has shown."""
+    """The request; tokens that a failed attempt has shown are at the end of its prompt."""
     attempt: Attempt
-    """The current one, or the last; number 0 before the first."""
+    """The current attempt, or the last; number 0 before the first."""
     phase: Phase = "deciding"
     waits_since_s: float = 0.0
-    """When it began to wait for an instance, in the phase "waiting"."""
+    """When the request began to wait for an instance, in the phase "waiting"."""
     placement: Placement | None = None
-    """The placement of the current attempt; None while it has none."""
+    """The placement of the current attempt; None where there is no attempt."""
     prefill_instance: InstanceState = field(init=False)
     decode_instance: InstanceState = field(init=False)
     """The instances of that placement; a coupled instance is both."""
     holder_has_read: bool = False
-    """Whether the instance that its prefix comes from has read from its SSD for the current attempt."""
+    """Whether the instance that the prefix comes from has read from its SSD for the current attempt."""
     shown_tokens: int = 0
-    """Tokens that its client had when the current attempt began to decode, with the one that prefill computed."""
+    """Tokens that the client had when the current attempt began to decode, with the one of prefill."""
     prompt_shown_tokens: int = 0
-    """Those of them that a failure made part of the prompt."""
+    """Shown tokens that a failure made part of the prompt."""
     why: str = ""
-    """What stands before the reason of its next placement in the log."""
+    """The text before the reason of the next placement in the log."""
     suspects: frozenset[str] = frozenset()
     """Instances that have to be confirmed before it is placed again."""
 
@@ -725,7 +725,7 @@ class Coordinator:
         self._confirmed(event)
 
     def _confirmed(self, event: events.InstanceConfirmed | events.InstanceDown) -> None:
-        """It is known of an instance whether it is up."""
+        """Place requests again whose suspects are all known to be up or down."""
         for state in self._by_arrival():
             if state.phase == "unconfirmed":
                 state.suspects -= {event.instance}

@@ -65,7 +65,7 @@ class RequestArrived(ClusterEvent, frozen=True, kw_only=True, gc=False):
     """Why the runtime has no room for it; empty where it has."""
     completion_id: str | None = None
     wall_s: float | None = None
-    """The same moment on the wall clock, where the client sent it over HTTP."""
+    """The time of arrival on the wall clock, where the request came over HTTP."""
 
 
 class TimerFired(OfRequest, frozen=True, kw_only=True, gc=False):

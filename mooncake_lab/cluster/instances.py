@@ -271,7 +271,7 @@ class InstanceTable:
     def __init__(self, view_age_s: float) -> None:
         self.index = PrefixIndex()
         self.by_name: dict[str, InstanceState] = {}
-        """Those that are up, and those that are down and were not replaced."""
+        """Instances that are up, and those that are down and were not replaced."""
         self._view_age_s = view_age_s
         self._old_view: ClusterView | None = None
         self._on_ssd: dict[str, set[BlockKey]] = {}  # by cache: blocks that are not in DRAM
@@ -285,7 +285,7 @@ class InstanceTable:
         return self.index.held_by(cache) if cache in self.index else set()
 
     def on_ssd(self, cache: str) -> set[BlockKey]:
-        """Those of them that are not in DRAM."""
+        """The blocks in a cache that are not in DRAM."""
         return self._on_ssd.get(cache, set())
 
     @property

@@ -89,8 +89,8 @@ class PrefillPool:
     prefix_caching: bool = True
     """Whether computed prompts are kept, and found by those that begin alike."""
     shared_cache: bool = False
-    """One Mooncake Store over all nodes instead of a cache a node (FAST'25 §5.3). Each block lies on one node; the
-    others read it over the network (assumption B55)."""
+    """One Mooncake Store over all nodes instead of a cache per node (FAST'25 §5.3). Each block lies on one node;
+    the others read it over the network (assumption B55)."""
     eviction: str = "lru"
     pack_tokens: int = 1
     """Computed tokens up to which waiting prompts are packed into one iteration; a longer prompt is computed
@@ -289,7 +289,7 @@ class ClusterSpec:
 
     @classmethod
     def small_coupled(cls, *, nodes: int = 1, **settings: Any) -> Self:
-        """The same with nodes that prefill and decode, under Sarathi-Serve and with prefix caching.
+        """A small cluster of nodes that prefill and decode, under Sarathi-Serve and with prefix caching.
 
         Args:
             nodes: nodes that do both.

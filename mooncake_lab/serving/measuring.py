@@ -21,12 +21,12 @@ from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.spec import WorkerSpec
 
 _SHORT_CONTEXT: Final = 4
-"""Of batches in a model with a short context, in which those above have no room."""
+"""Context of timed batches in a model whose context is too short for those above."""
 _REPEATS: Final = 3
 _ENOUGH_S: Final = 8.0
 """After so long no further round of prompts begins, so that a large model starts soon."""
 _TRANSFERS: Final = 10
-"""Of each size."""
+"""Timed transfers of each size."""
 _PROBES_BYTES: Final = (2**10, 2**16, 2**20, 2**22)
 
 

@@ -33,7 +33,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def attempt(self) -> events.Attempt:
-        """It as the coordinator names it."""
+        """The attempt, as the coordinator names it."""
         return events.Attempt(self.request_id, self.n)
 
 
@@ -52,12 +52,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True):
-    """Leading blocks of a prompt that another prefill worker holds, or the pool."""
+    """Leading blocks of a prompt that another prefill worker holds, or the shared store."""
 
     source: str
     """The name of the worker, or `SHARED_STORE`."""
     port: int | None
-    """Of the worker; None for the pool, which a worker asks for what its peer lacks, too."""
+    """The port of the worker; None for the shared store, which is also asked for what a peer lacks."""
     blocks: int
 
 
@@ -118,7 +118,7 @@ class Measure(msgspec.Struct, frozen=True, tag=7):
 
 
 class UseSharedStore(msgspec.Struct, frozen=True, tag=9):
-    """The pool is at this address now; None where it is gone."""
+    """The address of the shared store from now on; None where it is gone."""
 
     address: str | None
 
@@ -192,9 +192,9 @@ class CacheUpdate(msgspec.Struct, frozen=True, kw_only=True, tag=37):
     demoted: tuple[bytes, ...] = ()
     """Blocks of it that are on the SSD only."""
     shared_added: tuple[bytes, ...] = ()
-    """Blocks that it knows to be in the pool since the last update."""
+    """Blocks in the shared store that the worker learned of since the last update."""
     shared_removed: tuple[bytes, ...] = ()
-    """Blocks that it knows to be no longer there."""
+    """Blocks that are no longer there, as far as the worker knows."""
     damaged_blocks: int = 0
     """Blocks whose checksum did not match when they were read, since the last update; they are not used."""
 
@@ -285,7 +285,7 @@ class AnswerBlocks(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EndTransfer(msgspec.Struct, frozen=True, kw_only=True, tag=63):
-    """That was all of it; answered by `Ack`."""
+    """The end of a transfer; answered by `Ack`."""
 
     job: Job
     first_token: int
@@ -302,7 +302,7 @@ class GetBlocks(msgspec.Struct, frozen=True, tag=64):
     """Send these blocks, as far as you have them; answered by a `Blocks` for each layer, or one of 0 blocks."""
 
     job: Job
-    """Whose prefix they are."""
+    """The job whose prefix these blocks are."""
     keys: tuple[bytes, ...]
     into: RemoteAddress | None = None
     """Memory that a Transfer Engine may write each layer of them to, one behind the other."""

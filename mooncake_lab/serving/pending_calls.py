@@ -107,7 +107,7 @@ class PendingCalls:
             self._not_waiting(name, number)
         if name in self._measured:
             future = self._measured.pop(name)
-            if not future.done():  # else nobody waits any more
+            if not future.done():  # else the caller has stopped waiting
                 future.set_exception(WorkerError(f"{name} ended while it was measured"))
 
     def _not_waiting(self, name: str, number: int) -> None:

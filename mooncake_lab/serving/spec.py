@@ -16,10 +16,10 @@ _REMEMBERED_BLOCKS: Final = 2**18
 """Most blocks that a worker remembers to be in a Mooncake Store that runs elsewhere, which tells no capacity."""
 _MAY_BE_ZERO: Final = {"seed", "spares"}
 _LEAST_DRAM_BLOCKS: Final = 8
-"""That a worker needs in DRAM above an SSD or a shared store."""
+"""Blocks that a worker needs in DRAM above an SSD or a shared store."""
 
 SharedStoreKind = Literal["remote", "mooncake"]
-"""Whose server holds the shared store: our block server, or the Mooncake Store."""
+"""The server of the shared store: our block server, or the Mooncake Store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class ModelOptions:
     model: str = "random:lab-tiny"
     """A Hugging Face directory, or `random:SHAPE`."""
     seed: int = 0
-    """Of random weights."""
+    """Seed of random weights."""
     device: str = "auto"
     """auto takes GPUs in turn where there are any, several workers to one if need be; or cpu, cuda, cuda:1."""
     dtype: str | None = None
@@ -76,7 +76,7 @@ class LiveOptions(WorkerOptions):
     """How a cluster of real engines runs on this machine.
 
     Raises:
-        ValueError: when a number is out of range, or an address is none.
+        ValueError: when a number is out of range, or an address cannot be one.
     """
 
     shared_store_address: str | None = None
@@ -130,7 +130,7 @@ class WorkerSpec(WorkerOptions):
     name: str
     role: Role
     index: int
-    """Its place among all workers, from which its GPU follows."""
+    """Place of the worker among all, from which its GPU follows."""
     token: bytes
     """The secret that all workers of a cluster share, and its block server."""
     block_size_tokens: int
@@ -138,15 +138,15 @@ class WorkerSpec(WorkerOptions):
     prefix_caching: bool = False
     cache_tokens: int = 0
     eviction: str = "lru"
-    """Of its DRAM and its SSD; an engine has LRU."""
+    """Eviction policy of DRAM and SSD, by its name; an engine has LRU."""
     ssd_tokens: int = 0
     fetch_timeout_s: float = 0.0
     chunk_tokens: int = 0
     device_tokens: int = 0
     pack_tokens: int = 0
-    """Of a prefill worker."""
+    """Tokens up to which a prefill worker packs prompts."""
     max_batch_tokens: int = 0
-    """Of a coupled worker."""
+    """Tokens that a coupled worker computes per iteration at most."""
     max_requests: int | None = None
     max_request_tokens: int | None = None
     batching: tuple[str, dict[str, Any]] = ("", {})

@@ -275,7 +275,7 @@ class Supervisor:
     async def _check_pulses(self) -> None:
         """Ping every worker now and then, and kill one that has been silent for too long.
 
-        While this process itself did not run (it was stopped, or the machine is overloaded), it pinged nobody and
+        While this process itself did not run (it was stopped, or the machine is overloaded), it sent no pings and
         read nothing: that time does not count as silence.
         """
         while True:

@@ -120,7 +120,7 @@ class Cluster:
         return self.log
 
     def start(self, requests: Iterable[TracedRequest] = (), until_s: float | None = None) -> None:
-        """Let requests arrive, in order of arrival; whoever owns the environment lets time pass.
+        """Let requests arrive, in order of arrival; the owner of the environment lets time pass.
 
         What arrives at a moment arrives after all else that happens then, such as failures.
 

@@ -121,7 +121,7 @@ class CachedBlocks:
         return -(-request.num_tokens // self._block) - used + kept_free_blocks <= self.free_blocks
 
     def allocate(self, request: Progress, tokens: int) -> bool:
-        """Count the blocks of so many leading tokens, and share the whole trace blocks among them."""
+        """Count the blocks of the first `tokens` tokens, and share the whole trace blocks among them."""
         request_id, blocks = request.request_id, -(-tokens // self._block)
         held = self._held.get(request_id)
         if held is None:
@@ -133,7 +133,7 @@ class CachedBlocks:
         return True
 
     def free(self, request: Progress) -> None:
-        """As `release`."""
+        """Free all blocks of a request, as `release` does."""
         self.release(request)
 
     def release(self, request: Progress, *, swap: bool = False) -> None:  # noqa: ARG002  # host memory is not modelled
@@ -186,9 +186,9 @@ class CachedBlocks:
         return replace(progress, shared_blocks=shared) if shared else progress
 
     def _in_use(self, keys: Sequence[BlockKey], requests: int) -> int:
-        """Memory blocks of those that at least so many running requests use.
+        """Memory blocks of the trace blocks that at least `requests` running requests use.
 
-        Who uses a block uses all before it, so that these are the leading ones.
+        A request that uses a block uses all before it, so these are the leading ones.
         """
         pins, used = self._store.pins, 0
         for key in keys:
@@ -209,7 +209,7 @@ class CachedBlocks:
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Request(CoupledRequest):
     request: Request
-    """It as it arrived."""
+    """The request as it arrived."""
 
 
 Parts: TypeAlias = Sequence[tuple[_Request, Segment]]
@@ -397,7 +397,7 @@ class CoupledInstance:
         self._run(Stretch(start_s, pace, steps), pace.seconds(steps))
 
     def _run(self, stretch: Stretch, seconds: float) -> None:
-        """Let a stretch end in so many seconds."""
+        """Let a stretch end after these seconds."""
         self._stretch = stretch
         self._timers += 1
         self._loop.call_later(seconds, self._end, self._timers)

@@ -223,7 +223,7 @@ class PrefillInstance:
 
 
 def _part(request: Request, blocks: int, ssd_blocks: int = 0) -> PromptPart:
-    """A prompt that reuses so many leading blocks."""
+    """A prompt that reuses `blocks` leading blocks."""
     size = request.block_size_tokens
     reused = min(blocks * size, request.input_tokens - 1)
     return PromptPart(request.input_tokens, reused, min(ssd_blocks * size, reused))

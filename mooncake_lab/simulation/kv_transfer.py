@@ -29,7 +29,7 @@ class PrefillJob:
     fetched: Callable[[], None] | None = None
     """Called when they have ended."""
     stream: Flow | None = None
-    """Its KVCache on the way to the decode node."""
+    """KVCache on the way to the decode node."""
     cancelled: bool = False
 
     def end_fetching(self) -> None:
@@ -41,18 +41,18 @@ class PrefillJob:
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """Prefix blocks on their way to the node of a prompt. Mutable: others join those who wait for it."""
+    """Prefix blocks on their way to the node of a prompt. Mutable: further prompts may wait for it."""
 
     job: PrefillJob
     source: str
     places: Sequence[int]
-    """Of the blocks in the prompt."""
+    """Places of the blocks in the prompt."""
     tokens: int
     stays: bool
     """Whether the copies stay on the node, where prompts that want the same blocks wait for them."""
     waiting: list[PrefillJob] = field(default_factory=list[PrefillJob])
     flow: Flow | None = None
-    """Its bytes on the network, once they are sent."""
+    """The bytes on the network, once they are sent."""
 
     @property
     def keys(self) -> list[BlockKey]:

@@ -231,7 +231,7 @@ class PrefixCaches:
         return held if held < len(request.block_keys) and request.block_keys[held] in store.ssd else None
 
     def reuse(self, instance: str, request: Request, blocks: int | None = None) -> Reused:
-        """The leading blocks that the instance holds now, at most so many; each of them counts as used."""
+        """The leading blocks that the instance holds now, at most `blocks`; each of them counts as used."""
         keys = request.block_keys[:blocks]
         reused = self.stores[instance].reuse(keys, self._positions(len(keys)))
         self._tell(instance, reused.change)

@@ -26,7 +26,7 @@ from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.store.backends import StorageError
 
 MOST_WAITING_BYTES: Final = 2**30
-"""Of KVCache that waits for one destination; then the engine waits, too."""
+"""KVCache that may wait for one destination; with more, the engine waits, too."""
 _IDLE_S: Final = 60.0
 """Without a message for so long a sender closes its connection, and opens another one for the next."""
 _Addressed = messages.StartTransfer | messages.KVChunk | messages.EndTransfer | messages.CancelOrder
@@ -114,7 +114,7 @@ class KVSender:
                 self._lost.discard(message.job)
 
     def _next(self) -> tuple[_Addressed, Sequence[Bytes], Callable[[], object] | None] | None:
-        """The next message; None where there is none for so long that the destination may be gone."""
+        """The next message; None after an idle time in which the destination may have ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closed, None if self._open else _IDLE_S)
             if self._queue:

@@ -112,7 +112,7 @@ class TransferEngineChannel:
             self._extents.give(region.start, region.memory.nbytes)
 
     def lend(self, size_bytes: int, until: contextlib.ExitStack) -> Buffer | None:
-        """Memory until a stack ends; None where there is none left: then the connection carries the bytes."""
+        """Memory until a stack ends; None where all is lent: then the connection carries the bytes."""
         try:
             region = self.take(size_bytes)
         except StorageFullError as error:

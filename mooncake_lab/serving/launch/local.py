@@ -25,7 +25,7 @@ from mooncake_lab.serving.launch.memory import memory_left_bytes
 from mooncake_lab.serving.spec import LiveOptions, WorkerSpec, model_options
 
 MOST_BYTES: Final = 2**16
-"""Of one message between a launcher and a process."""
+"""The largest message between a launcher and a process."""
 READY: Final = b"ready "
 """Begins the message of a process that waits for a `WorkerSpec`. There follow the number of workers that it has
 been, and the most memory that it has had (bytes)."""
@@ -115,7 +115,7 @@ class _Process:
         return error or how
 
     def _receive(self) -> bytes:
-        """Its next message; empty when it has ended."""
+        """The next message of the process; empty when it has ended."""
         try:
             return self._ours.recv(MOST_BYTES)
         except ConnectionError:
@@ -186,7 +186,7 @@ class WorkerProcesses:
         self.close()
 
     def start(self, processes: int, *, timeout_s: float = 300.0) -> Self:
-        """Have so many processes ready, and wait until they are: clusters then start, and recover, at once.
+        """Make this number of processes ready, and wait until they are: clusters then start and recover at once.
 
         Raises:
             WorkerError: when one cannot load the model, or takes too long.
@@ -265,7 +265,7 @@ class WorkerProcesses:
             process.thread.join(_JOIN_S)
 
     def process_ready(self, process: _Process, workers: int, memory_bytes: int) -> None:
-        """A process has loaded the model, or has finished being so many workers."""
+        """A process has loaded the model, or has finished being a worker; `workers` counts how often."""
         with self.changed:
             if not process.is_loaded:
                 process.is_loaded = True

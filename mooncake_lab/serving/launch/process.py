@@ -57,10 +57,10 @@ def main() -> None:
 
 
 class OomScore:
-    """Whom the kernel kills first when memory runs out (Linux): a process that waits rather than one that serves.
+    """Which process the kernel kills first when memory runs out (Linux): one that waits, not one that serves.
 
     Args:
-        path: of the score of this process; anybody may raise it, and lower it to what it was before.
+        path: of the score of this process; every process may raise it, and lower it to what it was before.
     """
 
     def __init__(self, path: Path = Path("/proc/self/oom_score_adj")) -> None:
@@ -153,7 +153,7 @@ def _load(model: "ModelOptions", device: str) -> "LlamaModel":
 
 
 def _prepare_in_background(launcher: socket.socket) -> "dict[str, LlamaModel]":
-    """The same at low priority: on a thread that ends with the threads it started, and once more from this one.
+    """Prepare at low priority: on a thread that ends with the threads it started, and once more from this one.
 
     The second time nothing is compiled any more, and the threads that compute get this thread's priority.
     """

@@ -43,7 +43,7 @@ class SharedStoreServer:
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self.address: str | None = None
-        """Where it is; None while there is none."""
+        """HOST:PORT of the store; None while it is down."""
 
     async def start(self, bytes_per_token: int) -> None:
         """Return when the store is up; at once where the cluster has none.
@@ -69,7 +69,7 @@ class SharedStoreServer:
 
     @property
     def pid(self) -> int | None:
-        """Of its process, if it is ours and runs."""
+        """The id of its process; None where none of ours runs."""
         return None if self._process is None or self._process.returncode is not None else self._process.pid
 
     async def close(self) -> None:

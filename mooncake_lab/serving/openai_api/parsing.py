@@ -41,7 +41,7 @@ _LONGEST_NEUTRAL: Final = 1024
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a streamed answer."""
+    """Options of a streamed answer."""
 
     include_usage: bool | None = None
     """The usage comes in an event of its own before the end."""
@@ -58,7 +58,7 @@ class _Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
-    """vLLM's: draw among so many tokens; 0 and -1 stand for all."""
+    """vLLM's: the number of tokens to draw from; 0 and -1 are all."""
     seed: int | None = None
     stop: str | list[str] = []
     stream: bool = False
@@ -66,7 +66,7 @@ class _Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Without effect where `stream` is false."""
     max_tokens: int | None = None
     min_tokens: int = 0
-    """vLLM's: neither an end token nor a stop sequence ends the answer before it has so many tokens."""
+    """vLLM's: neither an end token nor a stop sequence ends a shorter answer."""
     ignore_eos: bool = False
     """vLLM's: end tokens do not end the answer."""
     return_token_ids: bool = False
@@ -129,7 +129,7 @@ class ParsedRequest:
 
     prompts: tuple[npt.NDArray[np.int32], ...]
     params: SamplingParams
-    """The same for all prompts; `max_new_tokens` 0 is no limit but the context length."""
+    """Parameters of all prompts; `max_new_tokens` 0 is no limit but the context length."""
     is_seeded: bool
     """Whether the client chose the seed."""
     stops: tuple[str, ...]
@@ -151,7 +151,7 @@ class Reader:
     model: str
     """The name by which clients ask for it."""
     most_tokens: int
-    """Of a prompt and its answer together."""
+    """Most tokens of a prompt and its answer together."""
 
     def completion(self, body: bytes) -> ParsedRequest:
         """What a completion request wants.
@@ -302,7 +302,7 @@ class _ToolCalls(msgspec.Struct, frozen=True, gc=False):
 
 
 def _refuse_tool_calls(messages: bytes) -> None:
-    """Refuse turns that called tools; their `content` is often null, which is not what stands in their way.
+    """Refuse turns that called tools; their `content` is often null, which is not the reason.
 
     Raises:
         BadRequestError: naming the first.

@@ -91,7 +91,7 @@ class TokenStream:
         self._run: list[int] = []
         """Byte tokens after the tail that were not shown."""
         self._characters = codecs.getincrementaldecoder("utf-8")("strict")
-        """Of the run: whether it can still become characters."""
+        """A decoder that fails once the run can no longer become characters."""
         self._shown_run: codecs.IncrementalDecoder | None = None
         """Turns bytes of a run that is shown as it grows into text."""
         self._is_wrong = False

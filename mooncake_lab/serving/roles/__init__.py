@@ -33,7 +33,7 @@ class WorkerContext:
     spec: WorkerSpec
     model: LlamaModel
     layout: KVLayout
-    """Of the blocks of its KVCache."""
+    """The layout of the blocks of its KVCache."""
     identity: Identity
     senders: KVSenders
     channel: TransferEngineChannel | None

@@ -57,7 +57,7 @@ class PrefillTask:
     """Ends its fetch."""
     fetching: Future[None] | None = None
     reused_tokens: int = 0
-    """Of that, as far as it is known when the prompt begins."""
+    """Tokens of the prefix that are reused, as far as known when the prompt begins."""
     reports: list[messages.PromptEvent] = field(default_factory=list[messages.PromptEvent])
     """What was reported of it."""
 
@@ -75,10 +75,10 @@ class PrefillRole:
     """Computes prompts in order of arrival, one or a few at a time. Mutable: it owns an engine and a store.
 
     `PrefillOnly` says which of those that wait begin together, and the next begin when these are done.
-    A prefix is loaded layer by layer while the rest is computed, from the store, another worker or the pool, and
-    every layer is sent as soon as it is loaded or computed (arXiv Fig. 7). A prompt begins when the first layer of
-    what comes from elsewhere is here. Until then, and while its later layers are waited for, it holds up those
-    behind it, for at most `fetch_timeout_s`; the other way is worse in the simulation of chapter 09.
+    A prefix is loaded layer by layer while the rest is computed, from its own tiers, another worker or the shared
+    store. Every layer is sent as soon as it is loaded or computed (arXiv Fig. 7). A prompt begins when the first
+    layer of what comes from elsewhere is here. Until then, and while its later layers are waited for, it holds up
+    those behind it, for at most `fetch_timeout_s`; the other way is worse in the simulation of chapter 09.
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -97,7 +97,7 @@ class PrefillRole:
         self._waiting: deque[PrefillTask] = deque()
         self._running: dict[int, PrefillTask] = {}
         self._batch: list[PrefillTask] = []
-        """Those that began together, the ended ones included."""
+        """Prompts that began together, the ended ones included."""
         self._fetcher = ThreadPoolExecutor(2, thread_name_prefix="fetch")
         self._fetches_as = replace(context.identity, timeout_s=context.spec.fetch_timeout_s)
         self._layout = context.layout
@@ -261,13 +261,13 @@ class PrefillRole:
                 self._report(prompt, fetched)
 
     def _use_shared_store(self, address: str | None) -> None:
-        """Use the pool at an address, or none."""
+        """Use the shared store at an address, or none."""
         context = self._context
         try:
             store = None if address is None else open_shared_store(context.spec, context.layout, address)
             self._cache.use_shared_store(store)
         except (OSError, StorageError) as error:
-            _LOG.warning("%s does not use the pool at %s: %s", context.spec.name, address, error)
+            _LOG.warning("%s does not use the shared store at %s: %s", context.spec.name, address, error)
             return
         context.enqueue(lambda: self._update(self._cache.news()))
 
@@ -402,7 +402,7 @@ class PrefillRole:
                     stream(layer, 0, tensor)
             request = GenerationRequest(prompt=prompt, on_kv=stream if context.spec.streams_layers else None)
             self._engine.wait(self._engine.submit(request, prefix=prefix))
-            sender.send(messages.CancelOrder(job))  # nobody decodes it
+            sender.send(messages.CancelOrder(job))  # it is not decoded
 
         rows = measure_prefill(prefill, context.layout, context.spec, context.model.config.vocabulary)
         transfer = measure_transfer(port, context.identity, context.link, context.channel)
