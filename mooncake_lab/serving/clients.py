@@ -130,7 +130,7 @@ class Clients:
     def _most_tokens(self) -> int:
         """KVCache that may be expected; 0 while no worker decodes."""
         room = sum(each.decode.capacity_tokens for each in self._workers() if each.role != "prefill")
-        return int(self._options.most_waiting * room)
+        return int(self._options.max_kv_oversubscription * room)
 
     def _refusal(self, stream: RequestStream) -> str:
         """Why there is no room for one more request; empty where there is. Alone, a request always has room."""

@@ -70,6 +70,7 @@ class WorkerOptions(ModelOptions):
 
 @renamed_fields(
     pool="shared_store", pool_tokens="shared_store_tokens", pool_address="shared_store_address",
+    most_waiting="max_kv_oversubscription",
 )  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveOptions(WorkerOptions):
@@ -83,9 +84,9 @@ class LiveOptions(WorkerOptions):
     """HOST:PORT of a Mooncake Store that runs already; None starts and stops the store with the cluster."""
     max_inflight_requests: int = 1024
     """Requests in the cluster at once; one more is refused."""
-    most_waiting: float = 4.0
-    """KVCache that all requests under way are expected to need, in decode engines full of it. What finds no room
-    in an engine waits in host memory. A request that would exceed it is refused, unless it is alone."""
+    max_kv_oversubscription: float = 4.0
+    """KVCache that all requests in flight may be expected to need, over that of all decode engines. What has no
+    room in an engine waits in host memory. A request that would exceed it is refused, unless it is alone."""
     expected_answer_tokens: int = 512
     """How long an answer is expected to be, as far as the request allows, until it is longer than half of that.
     Our assumption: no request tells how long its answer will be."""

@@ -219,7 +219,7 @@ class Own:
         (COUPLED | {"memory_block_tokens": 8}, "memory_block_tokens is 8 and block_size_tokens 16"),
         (COUPLED | {"batching": Own()}, "CoupledPool.batching is .*know request_level, orca, vllm"),
         ({"chunk_tokens": 0}, "chunk_tokens is 0"),
-        ({"most_waiting": 0.0}, "most_waiting is 0.0"),
+        ({"max_kv_oversubscription": 0.0}, "max_kv_oversubscription is 0.0"),
         ({"spares": -1}, "spares is -1"),
         ({"transfer_bytes": 64}, "transfer_bytes is 64"),
         (COUPLED | {"transfer": "mooncake"}, "Transfer Engine"),
@@ -241,6 +241,21 @@ def test_what_a_live_cluster_cannot_do_is_refused(changes, says):
     """The sentence names the setting and its value."""
     with pytest.raises(ValueError, match=says):
         LiveCluster(*flat.live(**changes))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("pool", "shared_store"),
+        ("pool_tokens", "shared_store_tokens"),
+        ("pool_address", "shared_store_address"),
+        ("most_waiting", "max_kv_oversubscription"),
+    ],
+)
+def test_an_option_under_its_old_name_is_refused_with_the_new_name(old, new):
+    """Options of the release before are refused in a sentence."""
+    with pytest.raises(TypeError, match=f"^LiveOptions has no field {old}: its name is {new}$"):
+        LiveOptions(**{old: None})
 
 
 def test_requests_that_do_not_fit_are_refused(cluster, pool):

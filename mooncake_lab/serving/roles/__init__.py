@@ -72,7 +72,7 @@ def report_dropped(context: WorkerContext, job: Job) -> None:
     context.report(job, dropped)
 
 
-def hopeless(job: Job, reason: str) -> events.AttemptFailed:
+def not_retriable(job: Job, reason: str) -> events.AttemptFailed:
     """The report that an attempt failed for a reason that another worker would meet too."""
     return events.AttemptFailed(at_s=time.monotonic(), attempt=job.attempt, reason=reason, retriable=False)
 
@@ -80,7 +80,7 @@ def hopeless(job: Job, reason: str) -> events.AttemptFailed:
 def ended(job: Job, output: Output, end_s: float) -> events.RequestDone | events.AttemptFailed:
     """The report that a request has all its tokens, or that the engine refused it."""
     if output.finish_reason == "rejected":
-        return hopeless(job, output.error)
+        return not_retriable(job, output.error)
     return events.RequestDone(at_s=end_s, attempt=job.attempt)
 
 

@@ -24,7 +24,7 @@ from mooncake_lab.serving.roles import (
     WorkerContext,
     ended,
     generation_request,
-    hopeless,
+    not_retriable,
     prompt_tokens,
     report_dropped,
     step_done,
@@ -117,7 +117,7 @@ class DecodeRole:
                 before_release=None if order.keep_at is None else partial(self._export, job, order.keep_at),
             )
         except ValueError as error:
-            self._context.report(job, hopeless(job, str(error)))
+            self._context.report(job, not_retriable(job, str(error)))
             return
         self._running[request_id] = job
         self._report_joined(job, came)
@@ -275,7 +275,7 @@ class CoupledRole:
             request_id = self._engine.submit(request)
         except ValueError as error:
             report_dropped(self._context, order.job)
-            self._context.report(order.job, hopeless(order.job, str(error)))
+            self._context.report(order.job, not_retriable(order.job, str(error)))
             return
         self._served[request_id] = served
 

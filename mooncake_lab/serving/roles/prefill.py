@@ -30,7 +30,13 @@ from mooncake_lab.serving.kv_transfer.sender import KVSender
 from mooncake_lab.serving.measuring import measure_prefill, measure_transfer
 from mooncake_lab.serving.messages import Job
 from mooncake_lab.serving.prefix_cache import PrefixCache, PrefixPlan, open_shared_store
-from mooncake_lab.serving.roles import WorkerContext, generation_request, hopeless, prompt_tokens, report_dropped
+from mooncake_lab.serving.roles import (
+    WorkerContext,
+    generation_request,
+    not_retriable,
+    prompt_tokens,
+    report_dropped,
+)
 from mooncake_lab.store.backends import StorageError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -293,7 +299,7 @@ class PrefillRole:
             prompt.sender.send(messages.CancelOrder(job))
             self._batch.remove(prompt)
             report_dropped(context, job)
-            context.report(job, hopeless(job, str(error)))
+            context.report(job, not_retriable(job, str(error)))
             return
         self._running[request_id] = prompt
 
