@@ -52,8 +52,8 @@ def servers(folder: Path, dtype: str, port: int, asked: argparse.Namespace) -> d
     told = [*limits[:2], *budget]
 
     def ours(*workers: str) -> Server:
-        chunk = ["--chunked-prefill-size", str(CHUNK_TOKENS)]
-        words = our_words(folder, dtype, port, *workers, *limits, *chunk, "--max-total-tokens", str(KV_TOKENS))
+        own = ["--max-requests", str(MAX_REQUESTS), *limits[2:], "--chunk-tokens", str(CHUNK_TOKENS)]
+        words = our_words(folder, dtype, port, *workers, *own, "--device-tokens", str(KV_TOKENS))
         return words, {}, []
 
     def vllm() -> Server:
@@ -77,8 +77,8 @@ def servers(folder: Path, dtype: str, port: int, asked: argparse.Namespace) -> d
         return words, {}, said
 
     found: dict[str, Callable[[], Server]] = {
-        "ours, coupled": lambda: ours("--coupled", "1"),
-        "ours, 1P+1D": lambda: ours("--prefill", "1", "--decode", "1"),
+        "ours, coupled": lambda: ours("--coupled-nodes", "1"),
+        "ours, 1P+1D": lambda: ours("--prefill-nodes", "1", "--decode-nodes", "1"),
         "vLLM": vllm,
     }
     return found | ({"llama.cpp": llama_cpp} if asked.llama_server else {})

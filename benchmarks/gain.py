@@ -97,8 +97,8 @@ class Servers:
         """The servers that are needed, and what each is told beyond the model."""
 
         def ours(tokens: int, *kind: str) -> list[str]:
-            return [*kind, "--max-total-tokens", str(tokens), "--max-num-seqs", str(MAX_REQUESTS),
-                    "--chunked-prefill-size", str(CHUNK_TOKENS["ours"]),
+            return [*kind, "--device-tokens", str(tokens), "--max-requests", str(MAX_REQUESTS),
+                    "--chunk-tokens", str(CHUNK_TOKENS["ours"]),
                     "--max-model-len", str(_MOST_TOKENS)]  # fmt: skip
 
         def vllm(tokens: int) -> list[str]:
@@ -109,9 +109,9 @@ class Servers:
 
         half = KV_TOKENS // 2
         return {
-            "ours_1p1d": ours(half, "--prefill", "1", "--decode", "1", "--cache-tokens", str(half)),
-            "ours_1": ours(KV_TOKENS, "--coupled", "1"),
-            "ours_2": ours(half, "--coupled", "2", "--placement", SYSTEMS["ours_2"].router),
+            "ours_1p1d": ours(half, "--prefill-nodes", "1", "--decode-nodes", "1", "--cache-tokens", str(half)),
+            "ours_1": ours(KV_TOKENS, "--coupled-nodes", "1"),
+            "ours_2": ours(half, "--coupled-nodes", "2", "--placement", SYSTEMS["ours_2"].router),
             "vllm_1": vllm(KV_TOKENS),
             "vllm_2a": vllm(half),
             "vllm_2b": vllm(half),

@@ -51,7 +51,7 @@ def beside_vllm(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         save_model(shape, "float32", folder)
         ports = {name: free_port() for name in ("ours", "vLLM")}
-        words = our_words(folder, "float32", ports["ours"], "--coupled", "1")
+        words = our_words(folder, "float32", ports["ours"], "--coupled-nodes", "1")
         started = {"ours": stack.enter_context(running(words, servers))}
         words = vllm_words(python, folder, "float32", ports["vLLM"])
         started["vLLM"] = stack.enter_context(running(words, servers, vllm_environment(python)))

@@ -47,8 +47,8 @@ from mooncake_lab.simulation import Cluster
 ROOT = Path(mooncake_lab.__file__).parent
 MODEL = "random:lab-tiny"
 WORKERS = {
-    "disaggregated": ("--prefill", "2", "--decode", "2"),
-    "coupled": ("--coupled", "4"),
+    "disaggregated": ("--prefill-nodes", "2", "--decode-nodes", "2"),
+    "coupled": ("--coupled-nodes", "4"),
 }
 """The live clusters, as options of `mooncake-lab serve`; the simulated ones have as many nodes."""
 PATIENCE_S = 60.0

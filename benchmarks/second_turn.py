@@ -32,7 +32,7 @@ from mooncake_lab.conductor import ClusterView, Estimator, Placement
 from mooncake_lab.conductor.placement import fetched_prefill_s, local_prefill
 from mooncake_lab.core import Arrived, FirstToken, Moved, Prefilled, Request, TracedRequest
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.serving import LiveCluster, LiveOptions, WorkerPool
+from mooncake_lab.serving import LiveCluster, LiveOptions, WorkerProcesses
 
 BLOCK = 64
 PROCESSES = 6
@@ -121,8 +121,8 @@ def spec_of(place: str, sizes: Sizes, folder: str, *, layerwise: bool) -> tuple[
         "dram": ({}, {}),
         "ssd": ({**small, "ssd_tokens": 20 * sizes.tokens}, {"ssd_dir": folder}),
         "worker": ({"prefill_nodes": 2}, {}),
-        "remote": (small, {"pool": "remote", "pool_tokens": 20 * sizes.tokens}),
-        "mooncake": (small, {"pool": "mooncake", "pool_tokens": 20 * sizes.tokens}),
+        "remote": (small, {"shared_store": "remote", "shared_store_tokens": 20 * sizes.tokens}),
+        "mooncake": (small, {"shared_store": "mooncake", "shared_store_tokens": 20 * sizes.tokens}),
     }
     of_spec, of_runtime = ways[paced_at]
     if place != paced_at:
@@ -209,7 +209,7 @@ class Bench:
 class Measurements:
     """Rows of places, from clusters that share their worker processes. Mutable: it keeps latency models."""
 
-    def __init__(self, sizes: Sizes, workers: WorkerPool) -> None:
+    def __init__(self, sizes: Sizes, workers: WorkerProcesses) -> None:
         self._sizes = sizes
         self._workers = workers
         self._models = dict[str, LatencyModel]()  # by what is not common to all clusters: devices, the network
@@ -222,7 +222,7 @@ class Measurements:
             for layerwise in (True, False):
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
                 spec, options = spec_of(place, self._sizes, folder, layerwise=layerwise)
-                cluster = LiveCluster(spec, options, model=self._models.get(kind), pool=self._workers)
+                cluster = LiveCluster(spec, options, model=self._models.get(kind), launcher=self._workers)
                 live = stack.enter_context(cluster)
                 self._models[kind] = live.model
                 benches[layerwise] = Bench(live, place, self._sizes)
@@ -295,7 +295,7 @@ def main(
     sizes = Sizes(model, tokens, new_tokens, rounds, network_mb_per_s)
     measured = provenance() | dataclasses.asdict(sizes)  # the load average is that before the run
     asked = places.split(",")
-    with WorkerPool(spec_of("dram", sizes, "", layerwise=True)[1]).start(PROCESSES) as workers:
+    with WorkerProcesses(spec_of("dram", sizes, "", layerwise=True)[1]).start(PROCESSES) as workers:
         measurements = Measurements(sizes, workers)
         rows = [measurements.row(place) for place in asked]
     measured["rows"] = rows

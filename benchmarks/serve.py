@@ -25,7 +25,7 @@ import numpy as np
 
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
-from mooncake_lab.serving import LiveCluster, LiveOptions, WorkerPool
+from mooncake_lab.serving import LiveCluster, LiveOptions, WorkerProcesses
 
 PROMPT_TOKENS = 32
 COUPLED = ClusterSpec.small_coupled()
@@ -84,9 +84,9 @@ def prompts(batch: int, vocabulary: int, number: int) -> list[np.ndarray]:
 def measure(asked: argparse.Namespace, threads: int, batches: Sequence[int]) -> dict[str, Any]:
     """One number of threads: start, alternating rounds of every batch size, and kills."""
     options = LiveOptions(model=asked.model, device="cpu", dtype="float32", threads=threads)
-    with WorkerPool(options) as pool:
+    with WorkerProcesses(options) as pool:
         began_s = time.perf_counter()
-        live = LiveCluster(COUPLED, options, model=believed(asked.model), pool=pool)
+        live = LiveCluster(COUPLED, options, model=believed(asked.model), launcher=pool)
         with live, engine_process(asked, threads) as engine:
             start_s = time.perf_counter() - began_s
             wait_for_spare(pool)
@@ -146,7 +146,7 @@ def beside_peers(asked: argparse.Namespace, clients: Sequence[int]) -> list[dict
         return []
 
 
-def replacement_s(live: LiveCluster, pool: WorkerPool) -> float:
+def replacement_s(live: LiveCluster, pool: WorkerProcesses) -> float:
     """Seconds from a kill to the moment at which the worker that takes over is ready."""
     wait_for_spare(pool)
     killed = live.pids()["coupled-0"]
@@ -157,7 +157,7 @@ def replacement_s(live: LiveCluster, pool: WorkerPool) -> float:
     return time.perf_counter() - began_s
 
 
-def wait_for_spare(pool: WorkerPool) -> None:
+def wait_for_spare(pool: WorkerProcesses) -> None:
     """Return when a process is ready to take over."""
     while not pool.idle():
         time.sleep(0.05)
@@ -187,14 +187,14 @@ def answer_rounds(model: str, new_tokens: int) -> None:
     """Generate for each line of stdin, with the settings of a coupled worker, and time it."""
     from mooncake_lab.engine import CoupledEngine, EngineSettings, GenerationRequest, load_model
 
-    (pool,), window = COUPLED.pools, LiveOptions().max_model_len
-    loaded = load_model(model, device="cpu", dtype="float32", positions=window)
+    (pool,), longest = COUPLED.pools, LiveOptions().max_model_len
+    loaded = load_model(model, device="cpu", dtype="float32", positions=longest)
     settings = EngineSettings(
         cache_blocks=pool.device_tokens // COUPLED.block_size_tokens,
         block_size_tokens=COUPLED.block_size_tokens,
-        max_batch_tokens=window,
+        max_batch_tokens=longest,
         max_requests=pool.max_requests,
-        max_request_tokens=window,
+        max_request_tokens=longest,
     )
     engine = CoupledEngine(loaded, pool.batching, settings)
     for line in sys.stdin:

@@ -7,6 +7,9 @@ simpy with as many timeouts as the run had events, and nothing else.
 With `--stream` the trace is replayed over and over, an hour later and with other blocks each time: requests come
 out of a generator, records go into running numbers, and memory must not grow with either but for the 16 bytes of a
 request's two latencies. Each size runs in a process of its own, so that its peak of memory is its own.
+
+With `--clients`, so many clients wait for their answers and think, 30 turns each, and the turns per CPU second are
+shown.
 """  # noqa: INP001  # scripts, not a package
 
 import hashlib
@@ -28,8 +31,8 @@ from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.cluster import COUPLED_SYSTEMS, ClusterSpec
 from mooncake_lab.core import SLO, TracedRequest, rare_collections
 from mooncake_lab.metrics import RunningSummary, run_summary
-from mooncake_lab.simulation import Cluster
-from mooncake_lab.workload import Trace, load
+from mooncake_lab.simulation import Cluster, SimulatedClients
+from mooncake_lab.workload import Trace, chat_sessions, load
 
 
 def main(
@@ -38,10 +41,14 @@ def main(
     sizes: Annotated[str, typer.Option(help="Requests, with commas.")] = "1000,4000,12031",
     nodes: Annotated[int, typer.Option(min=2, help="Half of them prefill; coupled systems take all.")] = 16,
     stream: Annotated[str, typer.Option(help="Stream so many requests instead, with commas.")] = "",
+    clients: Annotated[int, typer.Option(min=0, help="Let so many clients play sessions instead.")] = 0,
 ) -> None:
     """Print medians of CPU seconds for the disaggregated cluster and the coupled systems of FAST'25."""
     if stream:
         stream_all(workload, nodes // 2, [int(size) for size in stream.split(",")])
+        return
+    if clients:
+        play_all(nodes // 2, clients, rounds)
         return
     trace, model, half = load(workload), paper_node_latency(), nodes // 2
     systems: dict[str, Callable[[], Cluster]] = {
@@ -88,6 +95,23 @@ def measured(make: Callable[[], Cluster], trace: Trace, rounds: int) -> str:
     per_s = len(trace) / (run_s + numbers_s)
     ratio = run_s / statistics.median(bare)
     return f"{len(trace):9,} {tokens:10,} {run_s:9.2f} {numbers_s:8.2f} {per_s:11,.0f} {ratio:6.1f}"
+
+
+def play_all(half: int, clients: int, rounds: int) -> None:
+    """Print what sessions of 30 turns cost, a line for each round."""
+    sessions = chat_sessions(clients, 30, sessions_per_s=10.0)
+    spec = ClusterSpec.disaggregated(prefill_nodes=half, decode_nodes=half)
+    for _ in range(rounds):
+        cluster = Cluster(spec, paper_node_latency())
+        start_s = time.process_time()
+        with rare_collections():
+            played = SimulatedClients(cluster, sessions)
+            cluster.run()
+        run_s = time.process_time() - start_s
+        turns = len(played.served)
+        typer.echo(
+            f"{clients} clients, {turns} turns, {run_s:.2f} CPU s, {turns / run_s:,.0f} turns per CPU second"
+        )
 
 
 def stream_all(workload: str, half: int, sizes: list[int]) -> None:

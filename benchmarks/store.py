@@ -35,7 +35,7 @@ from mooncake_lab.net.mooncake_wheel import MooncakeMaster
 from mooncake_lab.store.backends import (
     DramBackend,
     MooncakeClient,
-    MooncakePool,
+    MooncakeStore,
     RemoteBackend,
     Reservation,
     SsdBackend,
@@ -177,7 +177,7 @@ def _beside_bare(
 ) -> list[MediumMeasurement]:
     """A pool verifies checksums, which the bare interface does not."""
     moved = size * len(source)
-    medium = MooncakePool(client, moved, [layer.nbytes for layer in source[0]], fingerprint=b"bench")
+    medium = MooncakeStore(client, moved, [layer.nbytes for layer in source[0]], fingerprint=b"bench")
     bare = BareObjects(client)
     write, read, clear = _passes(medium, source, target, 1)
     floors = {"its bare API": (lambda: bare.write(source), lambda: bare.read(target))}

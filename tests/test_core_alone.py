@@ -59,20 +59,20 @@ WORK = {
     "cache": ["cache", "{file}", "--capacity", "3", "--json"],
     "cache in tokens": ["cache", "{file}", "--capacity", "2000", "--unit=tokens", "--policy=belady", "--json"],
     "cache of a fetched trace": ["cache", "{folder}/synthetic_trace.jsonl", "--capacity", "inf", "--json"],
-    "simulate": ["simulate", "{file}", "--prefill", "1", "--decode", "1", "--json"],
-    "simulate coupled": ["simulate", "{file}", "--coupled=2", "--speed=3", "--batching=sarathi", "--json"],
+    "simulate": ["simulate", "{file}", "--prefill-nodes", "1", "--decode-nodes", "1", "--json"],
+    "simulate coupled": ["simulate", "{file}", "--coupled-nodes=2", "--speed=3", "--batching=sarathi", "--json"],
     "simulate other nodes": [
-        "simulate", "{file}", "--prefill", "1", "--decode", "2", "--node", "h800-node", "--model", "llama3-8b",
-        "--admission", "predictive", "--num-prompts", "3", "--json",
+        "simulate", "{file}", "--prefill-nodes", "1", "--decode-nodes", "2", "--node", "h800-node",
+        "--model", "llama3-8b", "--admission", "predictive", "--num-prompts", "3", "--json",
     ],
     "simulate the arXiv testbed": [
-        "simulate", "{file}", "--prefill", "2", "--decode", "1", "--testbed", "arxiv", "--admission", "priority",
-        "--urgent-share", "0.5", "--ssd-tokens", "100000", "--ssd-gb-per-s", "5", "--prefill-group", "2",
-        "--perfetto", "{folder}/timeline.json", "--log", "{folder}/log.jsonl", "--json",
+        "simulate", "{file}", "--prefill-nodes", "2", "--decode-nodes", "1", "--testbed", "arxiv",
+        "--admission", "priority", "--urgent-share", "0.5", "--ssd-tokens", "100000", "--ssd-gb-per-s", "5",
+        "--prefill-group", "2", "--perfetto", "{folder}/timeline.json", "--log", "{folder}/log.jsonl", "--json",
     ],
     "simulate a fetched trace": [
-        "simulate", "{folder}/synthetic_trace.jsonl", "--prefill", "1", "--decode", "1", "--fail", "decode-0@1000",
-        "--json",
+        "simulate", "{folder}/synthetic_trace.jsonl", "--prefill-nodes", "1", "--decode-nodes", "1", "--fail",
+        "decode-0@1000", "--json",
     ],
 }  # fmt: skip
 HELP = {f"help of {name}": [name, "--help"] for name in ("trace", "cache", "simulate")}

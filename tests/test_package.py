@@ -77,8 +77,8 @@ def test_it_simulates_beside_its_plain_requirements(installed, tmp_path):
         "mooncake_lab",
         "simulate",
         "trace.jsonl",
-        "--prefill=1",
-        "--decode=1",
+        "--prefill-nodes=1",
+        "--decode-nodes=1",
         "--json",
     ]
     environment = {"PYTHONPATH": f"{installed}{os.pathsep}{site}", "PATH": os.environ["PATH"]}

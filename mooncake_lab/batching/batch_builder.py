@@ -29,9 +29,9 @@ def worst_case_blocks(request: Progress, limits: Limits) -> int:
     """
     block = limits.block_size_tokens
     tokens = limits.capacity_blocks * block
-    window, cap = limits.max_request_tokens, request.max_new_tokens
-    if window is not None and window < tokens:
-        tokens = window
+    context_tokens, cap = limits.max_request_tokens, request.max_new_tokens
+    if context_tokens is not None and context_tokens < tokens:
+        tokens = context_tokens
     # The last token is never read again, so its keys and values are never written.
     if cap is not None and request.prompt_tokens + cap - 1 < tokens:
         tokens = request.prompt_tokens + cap - 1
@@ -48,18 +48,18 @@ def refusal(request: Progress, limits: Limits, *, at_once: bool = False, grows: 
         at_once: whether a prompt is never cut, so that what is pending of it must fit into one iteration.
         grows: whether the tokens that its client allows are generated here.
     """
-    window, capacity_tokens = limits.max_request_tokens, limits.capacity_blocks * limits.block_size_tokens
+    context_tokens, capacity_tokens = limits.max_request_tokens, limits.capacity_blocks * limits.block_size_tokens
     longest = request.num_tokens
     if grows and request.max_new_tokens is not None:
         stated = request.prompt_tokens + request.max_new_tokens - 1
-        longest = max(longest, stated if window is None else min(stated, window))
+        longest = max(longest, stated if context_tokens is None else min(stated, context_tokens))
     if at_once and not request.generated_tokens and request.pending_tokens > limits.max_batch_tokens:
         reason = (
             f"{request.pending_tokens} tokens of its prompt have to be computed at once;"
             f" an iteration computes at most {limits.max_batch_tokens}"
         )
-    elif window is not None and request.prompt_tokens > window:
-        reason = f"a prompt of {request.prompt_tokens} tokens; the model's window is {window}"
+    elif context_tokens is not None and request.prompt_tokens > context_tokens:
+        reason = f"a prompt of {request.prompt_tokens} tokens; the model's context length is {context_tokens}"
     elif longest > capacity_tokens:
         reason = (
             f"it needs {longest} tokens of KVCache ({request.prompt_tokens} of them its prompt);"

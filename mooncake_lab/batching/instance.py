@@ -192,13 +192,14 @@ class Instance:
             self._in_flight.append(plan)
         return plan
 
-    def apply(self, plan: Plan, steps: int = 1) -> list[Progress]:
+    def apply(self, plan: Plan, steps: int = 1, *, goes_on: bool = False) -> list[Progress]:
         """Count a planned iteration as computed; the requests of the plan as they are now, in its order.
 
         Args:
             plan: that `plan` returned.
             steps: how often it was computed; at most `steady_steps`. 0 where the computation failed: the requests
                 keep their blocks and are planned again.
+            goes_on: whether the plan stays in flight, since it is computed once more.
 
         Raises:
             ValueError: when the plan is not in flight.
@@ -206,7 +207,8 @@ class Instance:
         if plan.segments:
             if plan not in self._in_flight:
                 raise ValueError(f"{plan} is not in flight; a plan is applied once, by the instance that made it")
-            self._in_flight.remove(plan)
+            if not goes_on:
+                self._in_flight.remove(plan)
         block, running = self.limits.block_size_tokens, self.running
         advanced: list[Progress] = []
         grown: list[Progress] = []

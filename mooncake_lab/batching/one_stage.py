@@ -30,13 +30,13 @@ class PrefillOnly:
 
     chunk_tokens: int | None = None
     """Tokens of an iteration, to which the last prompt is cut; None takes the instance's limit."""
-    max_batch_tokens: int | None = None
+    pack_tokens: int | None = None
     """Tokens up to which another prompt joins an iteration; one that would exceed them waits, and is then computed
     alone if it is longer. 1 computes one prompt at a time; None only cuts."""
 
     def __post_init__(self) -> None:
         require_positive("PrefillOnly.chunk_tokens", self.chunk_tokens)
-        require_positive("PrefillOnly.max_batch_tokens", self.max_batch_tokens)
+        require_positive("PrefillOnly.pack_tokens", self.pack_tokens)
 
     steady_steps = steady_while_blocks_last
     reservation = staticmethod(known_blocks)
@@ -55,7 +55,7 @@ class PrefillOnly:
 
     def joins(self, new_tokens: int, batch_tokens: int) -> bool:
         """Whether a prompt with so many tokens to compute joins an iteration that has so many; the first does."""
-        most = self.max_batch_tokens
+        most = self.pack_tokens
         return not batch_tokens or most is None or batch_tokens + new_tokens <= most
 
 
@@ -190,6 +190,16 @@ class SteadyDecodeOnly(Generic[_Request]):
         for request_id, request in self.running.items():
             produced[request_id] = request.produced_tokens + self._step - request.joined_step + steps
         return produced
+
+    def remove(self, request: _Request) -> None:
+        """A request leaves, whether it runs or waits."""
+        if self.running.get(request.request_id) is not request:
+            self.waiting.remove(request)
+            return
+        del self.running[request.request_id]
+        self.context_tokens -= request.cached_tokens + self._step - request.joined_step
+        self._finishing = [entry for entry in self._finishing if entry[1] != request.request_id]
+        heapq.heapify(self._finishing)
 
     def clear(self) -> list[_Request]:
         """Take out all requests, those of the batch first."""

@@ -71,7 +71,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     free_blocks: int
     """Blocks that no running request holds; those kept only for reuse count as free."""
     max_request_tokens: int | None = None
-    """The model's window; None where only the KVCache limits a request."""
+    """The model's context length; None where only the KVCache limits a request."""
 
     def __post_init__(self) -> None:
         if min(self.max_batch_tokens, self.max_requests, self.block_size_tokens, self.capacity_blocks) < 1:

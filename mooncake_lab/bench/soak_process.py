@@ -23,7 +23,7 @@ from mooncake_lab.store.backends import (
     BlockServer,
     DramBackend,
     MooncakeClient,
-    MooncakePool,
+    MooncakeStore,
     RemoteBackend,
     Reservation,
     SsdBackend,
@@ -214,7 +214,7 @@ class RemotePool:
 
 
 @final
-class SoakMooncakePool:
+class SoakMooncakeStore:
     """Memory in a Mooncake Store, whose master evicts and ends with this process. Mutable."""
 
     shapes: Sequence[Sequence[int]] = _SHAPES[2:3]  # all its blocks have one size
@@ -224,8 +224,8 @@ class SoakMooncakePool:
         self._client = client = MooncakeClient(self._master.address, _MOONCAKE_BYTES)
         layers = self.shapes[0]
         self.clients: tuple[StorageBackend, ...] = (
-            MooncakePool(client, _POOL_BYTES, layers, fingerprint=FINGERPRINT),
-            MooncakePool(client, _POOL_BYTES, layers, fingerprint=FINGERPRINT),
+            MooncakeStore(client, _POOL_BYTES, layers, fingerprint=FINGERPRINT),
+            MooncakeStore(client, _POOL_BYTES, layers, fingerprint=FINGERPRINT),
         )
 
     def hang_up(self) -> None:
@@ -242,7 +242,7 @@ class SoakMooncakePool:
 POOLS: Final[Mapping[str, Callable[[], Pool]]] = {
     "none": NoPool,
     "remote": RemotePool,
-    "mooncake": SoakMooncakePool,
+    "mooncake": SoakMooncakeStore,
 }
 """Shared pools by name."""
 

@@ -98,7 +98,7 @@ class ServerSettings:
                 device_tokens=self.kv_tokens,
                 cache_tokens=self.kv_tokens,
                 max_requests=self.max_num_seqs,
-                max_batch_tokens=self.max_num_batched_tokens,
+                pack_tokens=self.max_num_batched_tokens,
                 **own,
             )
         policy = COUPLED_SYSTEMS[self.scheduler][0]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from mooncake_lab import __version__
 
@@ -60,6 +61,31 @@ NEEDS: Final = {
 }
 """The extra that a command needs; the others do without, but for what they say when it is asked for."""
 
+RENAMED_OPTIONS: Final = {
+    "--prefill": ("--prefill-nodes",),
+    "--decode": ("--decode-nodes",),
+    "--coupled": ("--coupled-nodes",),
+    "--max-num-seqs": ("--max-requests",),
+    "--max-total-tokens": ("--device-tokens",),
+    "--chunked-prefill-size": ("--chunk-tokens",),
+    "--max-num-batched-tokens": ("--pack-tokens", "--max-batch-tokens"),
+    "--transfer-backend": ("--transfer",),
+    "--pool": ("--shared-store",),
+    "--pool-tokens": ("--shared-store-tokens",),
+    "--pool-address": ("--shared-store-address",),
+    "--enable-prefix-caching": ("--prefix-caching",),
+    "--no-enable-prefix-caching": ("--no-prefix-caching",),
+}
+"""The names of options that had another one in the release before, by that; a command has at most one of them."""
+
+
+def _new_name(option: str | None, error: Any) -> str | None:
+    """The name that an unknown option has in its command now; None if it never had another."""
+    if option not in RENAMED_OPTIONS:
+        return None
+    known = {name for each in error.ctx.command.params for name in (*each.opts, *each.secondary_opts)}
+    return next((name for name in RENAMED_OPTIONS[option] if name in known), None)
+
 
 class Commands(TyperGroup):
     """Imports the module of a command when the command runs; the list of commands needs no import."""
@@ -83,9 +109,17 @@ class Commands(TyperGroup):
         return name, None if name is None else load(name), rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; where a library is missing, one sentence names its extra."""
+        """Run the command; where a library is missing, one sentence names its extra.
+
+        An option that had another name in the release before is refused with its new name.
+        """
         try:
             return super().invoke(ctx)
+        except TyperException as error:
+            option = getattr(error, "option_name", None)  # of an option that the command does not have
+            if (name := _new_name(option, error)) is None:
+                raise
+            raise typer.BadParameter(f"{option} is called {name} now") from None
         except ModuleNotFoundError as error:
             from mooncake_lab.core.extras import missing_extra  # the list of commands does without
 

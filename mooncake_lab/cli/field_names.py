@@ -7,18 +7,12 @@ from typing import Final
 
 FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "max_total_tokens": "device_tokens",
-        "chunked_prefill_size": "chunk_tokens",
-        "max_num_batched_tokens": "max_batch_tokens",
-        "max_num_seqs": "max_requests",
-        "transfer_backend": "transfer",
-        "prefill": "prefill_nodes",
-        "decode": "decode_nodes",
-        "coupled": "nodes",
+        "coupled_nodes": "nodes",
         "worker_timeout": "worker_timeout_s",
     }
 )
 """The field of `LiveOptions` or of the spec that an option sets, where its name is another."""
+_NODES: Final = {"PrefillPool.nodes": "prefill_nodes", "DecodePool.nodes": "decode_nodes"}
 _FIELD_NAMES: Final = re.compile(
     r"(?<![\w/.-])(?P<kind>(?:LiveOptions|ClusterSpec|PrefillPool|DecodePool|CoupledPool)\.)?(?P<name>[a-z]\w*)(?!\w|[/.]\w)"
 )
@@ -37,7 +31,7 @@ def by_option(sentence: str, names: Iterable[str]) -> str:
 
     def shown(found: re.Match[str]) -> str:
         name = found["name"]
-        option = options.get(name)
+        option = options.get(_NODES.get(found[0], name))
         if option is None or not (found["kind"] or "_" in name):
             return found[0]
         return f"--{option.replace('_', '-')}"

@@ -20,19 +20,19 @@ def generate(
     ],
     max_new_tokens: Annotated[int, at_least(1, "Maximum number of tokens to generate per request.")] = 16,
     batching: Batching = "sarathi_serve",
-    chunked_prefill_size: Annotated[
+    chunk_tokens: Annotated[
         int | None, at_least(1, "Tokens per iteration, for policies that cut prompts.")
     ] = None,
     device: Device = "auto",
     dtype: DType = None,
     backend: Backend = "auto",
-    max_total_tokens: Annotated[
+    device_tokens: Annotated[
         int | None, at_least(1, "Tokens of KVCache; by default derived from the memory.")
     ] = None,
     block_size: Annotated[int, at_least(1, "Tokens per KVCache block.")] = 16,
-    max_num_batched_tokens: Annotated[int, at_least(1, "Maximum number of tokens per iteration.")] = 2048,
-    max_num_seqs: Annotated[int, at_least(1, "Maximum number of running requests.")] = 256,
-    enable_prefix_caching: Annotated[bool, typer.Option(help="Reuse the KVCache of equal prefixes.")] = True,
+    max_batch_tokens: Annotated[int, at_least(1, "Maximum number of tokens per iteration.")] = 2048,
+    max_requests: Annotated[int, at_least(1, "Maximum number of running requests.")] = 256,
+    prefix_caching: Annotated[bool, typer.Option(help="Reuse the KVCache of equal prefixes.")] = True,
     temperature: Annotated[float, at_least(0, "Sampling temperature; 0 takes the most probable token.")] = 0.0,
     top_k: Annotated[int | None, at_least(1, "Sample from this many of the most probable tokens.")] = None,
     top_p: Annotated[
@@ -50,11 +50,11 @@ def generate(
     Example: mooncake-lab generate --model random:lab-tiny --prompt-ids prompts.json --max-new-tokens 8 --json
     """
     try:
-        policy = named_policy(batching, chunk_tokens=chunked_prefill_size)
+        policy = named_policy(batching, chunk_tokens=chunk_tokens)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--chunked-prefill-size") from error
-    if max_total_tokens is not None and max_total_tokens < block_size:
-        raise typer.BadParameter(f"--max-total-tokens {max_total_tokens} is less than one block of {block_size}")
+        raise typer.BadParameter(str(error), param_hint="--chunk-tokens") from error
+    if device_tokens is not None and device_tokens < block_size:
+        raise typer.BadParameter(f"--device-tokens {device_tokens} is less than one block of {block_size}")
     with failing("generate", MemoryError):
         prompts = _read_prompts(prompt_ids)
         found = _generate(
@@ -62,9 +62,9 @@ def generate(
             policy,
             model={"name": model, "device": device, "dtype": dtype, "backend": backend, "seed": seed},
             settings={
-                "cache_blocks": None if max_total_tokens is None else max_total_tokens // block_size,
-                "block_size_tokens": block_size, "prefix_caching": enable_prefix_caching,
-                "max_batch_tokens": max_num_batched_tokens, "max_requests": max_num_seqs,
+                "cache_blocks": None if device_tokens is None else device_tokens // block_size,
+                "block_size_tokens": block_size, "prefix_caching": prefix_caching,
+                "max_batch_tokens": max_batch_tokens, "max_requests": max_requests,
             },
             sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed},
             max_new_tokens=max_new_tokens,
@@ -110,7 +110,9 @@ def _generate(
     from mooncake_lab.engine import CoupledEngine, EngineSettings, GenerationRequest, Sampling, load_model, warm_up
 
     longest = max(map(len, prompts)) + max_new_tokens
-    llama = load_model(**model, positions=max(longest, _WARM_UP_TOKENS))  # a window may be millions of tokens long
+    llama = load_model(
+        **model, positions=max(longest, _WARM_UP_TOKENS)
+    )  # a context may be millions of tokens long
     warm_up(llama)
     engine = CoupledEngine(llama, policy, EngineSettings(**settings))
     how = Sampling(**sampling)

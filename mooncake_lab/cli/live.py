@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,8 +25,8 @@ from mooncake_lab.cli.options import (
     Backend,
     Batching,
     BlockSize,
-    Coupled,
-    Decode,
+    CoupledNodes,
+    DecodeNodes,
     DecodeSeconds,
     Device,
     DType,
@@ -35,11 +36,11 @@ from mooncake_lab.cli.options import (
     LiveSeed,
     Model,
     Placement,
-    Prefill,
+    PrefillNodes,
     Speed,
     Threads,
     TraceFile,
-    TransferBackend,
+    Transfer,
     at_least,
     bad_usage_if,
     fail,
@@ -51,10 +52,19 @@ from mooncake_lab.cli.options import (
     without_hit_rate,
 )
 from mooncake_lab.cli.run_log import RunLog as _RunLog
+from mooncake_lab.cli.sessions import (
+    AnswerPatience,
+    Concurrency,
+    FirstTokenPatience,
+    Retries,
+    Sessions,
+    numbers_of,
+    rules_of,
+)
 from mooncake_lab.cluster import ClusterSpec, CoupledPool, DecodePool, PrefillPool
 from mooncake_lab.conductor import named_admission, named_placement
 from mooncake_lab.core import SLO, Finished, Record, Rejected, write_log
-from mooncake_lab.workload import Trace
+from mooncake_lab.workload import ClientRules, Trace, sessions_of
 
 if TYPE_CHECKING:
     from mooncake_lab.serving.spec import LiveOptions
@@ -66,9 +76,9 @@ def serve(
     served_model_name: Annotated[
         str | None, typer.Option(help="The model's name in requests and answers; --model by default.")
     ] = None,
-    prefill: Prefill = None,
-    decode: Decode = None,
-    coupled: Coupled = None,
+    prefill_nodes: PrefillNodes = None,
+    decode_nodes: DecodeNodes = None,
+    coupled_nodes: CoupledNodes = None,
     batching: Batching = "sarathi_serve",
     placement: Placement = None,
     admission: Admission = "none",
@@ -83,25 +93,27 @@ def serve(
         Path | None, typer.Option(file_okay=False, help="Folder for KVCache that is evicted from DRAM.")
     ] = None,
     ssd_tokens: Annotated[int, at_least(0, "Tokens of KVCache on the SSD of a prefill worker.")] = 0,
-    pool: Annotated[
+    shared_store: Annotated[
         Literal["remote", "mooncake"] | None,
-        typer.Option(help="Pool that all prefill workers share: our block server, or Mooncake Store (its extra)."),
+        typer.Option(
+            help="Store that all prefill workers share: our block server, or Mooncake Store (its extra)."
+        ),
     ] = None,
-    pool_tokens: Annotated[int, at_least(1, "Tokens of KVCache in the pool.")] = 65_536,
-    pool_address: Annotated[
+    shared_store_tokens: Annotated[int, at_least(1, "Tokens of KVCache in the shared store.")] = 65_536,
+    shared_store_address: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Mooncake Store that runs already; by default one is started."),
     ] = None,
-    max_total_tokens: Annotated[
+    device_tokens: Annotated[
         int, at_least(1, "Tokens of KVCache in the engine of a decode or coupled worker.")
     ] = 65_536,
-    transfer_backend: TransferBackend = "tcp",
-    chunked_prefill_size: Annotated[int, at_least(1, "Maximum number of prompt tokens per iteration.")] = 512,
-    max_num_batched_tokens: Annotated[
+    transfer: Transfer = "tcp",
+    chunk_tokens: Annotated[int, at_least(1, "Maximum number of prompt tokens per iteration.")] = 512,
+    pack_tokens: Annotated[
         int,
         at_least(1, "Tokens up to which a prefill worker computes waiting prompts together; 1: one at a time."),
     ] = 1,
-    max_num_seqs: Annotated[int, at_least(1, "Maximum number of requests that decode at once on a worker.")] = 256,
+    max_requests: Annotated[int, at_least(1, "Maximum number of requests that decode at once on a worker.")] = 256,
     max_model_len: Annotated[int, at_least(1, "Maximum number of prompt and output tokens per request.")] = 8192,
     max_inflight_requests: Annotated[
         int, at_least(1, "Maximum number of unfinished requests; further ones are refused.")
@@ -146,7 +158,7 @@ def serve(
     Clients need a key, printed at the start unless --api-key gives one; /health needs none, nor does /metrics from
     this machine. After SIGTERM or SIGINT unfinished requests may finish. A rejected one gets 429 with Retry-After.
 
-    Example: mooncake-lab serve --model random:lab-tiny --prefill 2 --decode 2 --port 8000
+    Example: mooncake-lab serve --model random:lab-tiny --prefill-nodes 2 --decode-nodes 2 --port 8000
     """
     options = locals()
     import asyncio
@@ -168,7 +180,7 @@ def serve(
         shown = model if name == model else f"{model} as {name}"
         made = [] if key is None or api_key is not None else [f"API key: {key}"]
         first = f"serving {shown} at {url}/v1 with {', '.join(spec.roles)}"
-        typer.echo("\n".join([first, *_warnings(host, key, {transfer_backend, pool}), *made]), err=True)
+        typer.echo("\n".join([first, *_warnings(host, key, {transfer, shared_store}), *made]), err=True)
         if json_:
             open_at = {"url": f"{url}/v1", "model": name, "workers": list(spec.roles)}
             typer.echo(msgspec.json.encode({**open_at, "api_key": key}))
@@ -200,12 +212,12 @@ def live_spec(context: typer.Context, options: dict[str, Any], **others: Any) ->
     """
     from mooncake_lab.serving.spec import LiveOptions, check_live  # other commands do without the live cluster
 
-    coupled = options["coupled"]
+    coupled = options["coupled_nodes"]
     _check_roles(context, coupled, options["batching"], options["placement"])
-    if options.get("pool") is None:
-        refuse_typed(context, ["pool_tokens", "pool_address"], "there is no --pool")
-    if options.get("pool_address") is not None:
-        refuse_typed(context, ["pool_tokens"], "the pool at --pool-address has its own size")
+    if options.get("shared_store") is None:
+        refuse_typed(context, ["shared_store_tokens", "shared_store_address"], "there is no --shared-store")
+    if options.get("shared_store_address") is not None:
+        refuse_typed(context, ["shared_store_tokens"], "the store at --shared-store-address has its own size")
     _check_admission(coupled, options["admission"], options["decode_s"])
     model, placement, seed = options["model"], options["placement"], options["seed"]
     if placement != "random" and not model.startswith("random:"):
@@ -223,7 +235,7 @@ def live_spec(context: typer.Context, options: dict[str, Any], **others: Any) ->
         cuts = options["batching"] in CHUNKED_POLICIES
         chunk_tokens = settings.get("chunk_tokens", 512) if cuts else None
         settings["batching"] = named_policy(options["batching"], chunk_tokens=chunk_tokens)
-        settings.pop("max_batch_tokens", None)  # of prefill workers
+        settings.pop("pack_tokens", None)  # of prefill workers
         make, of_spec = ClusterSpec.small_coupled, _names(ClusterSpec, CoupledPool)
     else:
         make, of_spec = ClusterSpec.small, _names(ClusterSpec, PrefillPool, DecodePool)
@@ -258,30 +270,24 @@ def _names(*kinds: Any) -> set[str]:
 def show_start() -> None:
     """Report on stderr which workers start, what they load, and when they are ready."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    for name in ("supervisor", "runtime", "pending_calls", "launch.pool"):
+    for name in ("supervisor", "runtime", "pending_calls", "launch.shared_store"):
         logging.getLogger(f"mooncake_lab.serving.{name}").setLevel(logging.INFO)
 
 
 def _check_roles(context: typer.Context, coupled: int | None, batching: str, placement: str | None) -> None:
     """Refuse options of the other kind of cluster."""
     if coupled is None:
-        why = "it is for --coupled workers; prefill and decode workers have their own batching"
+        why = "it is for coupled workers; prefill and decode workers have their own batching"
         return refuse_typed(context, ["batching"], why)
     if placement == "kvcache_centric":
-        raise typer.BadParameter(
-            "--coupled workers share no store to fetch from; the nearest policy is cache_aware"
-        )
-    refuse_typed(context, ["prefill", "decode"], "--coupled workers do both stages")
-    refuse_typed(context, ["transfer_backend"], "--coupled workers do not transfer KVCache")
-    refuse_typed(
-        context, ["max_num_batched_tokens"], "it is for prefill workers; --coupled workers pack by --batching"
-    )
-    store = ["cache_tokens", "ssd_dir", "ssd_tokens", "pool"]
-    refuse_typed(
-        context, store, "--coupled workers have no store; --max-total-tokens sets the size of their KVCache"
-    )
+        raise typer.BadParameter("coupled workers share no store to fetch from; the nearest policy is cache_aware")
+    refuse_typed(context, ["prefill_nodes", "decode_nodes"], "coupled workers do both stages")
+    refuse_typed(context, ["transfer"], "coupled workers do not transfer KVCache")
+    refuse_typed(context, ["pack_tokens"], "it is for prefill workers; coupled workers pack by --batching")
+    store = ["cache_tokens", "ssd_dir", "ssd_tokens", "shared_store"]
+    refuse_typed(context, store, "coupled workers have no store; --device-tokens sets the size of their KVCache")
     if batching not in CHUNKED_POLICIES:
-        refuse_typed(context, ["chunked_prefill_size"], f"--batching {batching} never cuts a prompt")
+        refuse_typed(context, ["chunk_tokens"], f"--batching {batching} never cuts a prompt")
     return None
 
 
@@ -294,7 +300,7 @@ def _check_admission(coupled: int | None, admission: str, decode_s: float | None
     if coupled is not None and admission not in {"none", "slo", "early"}:
         raise typer.BadParameter(
             f"--admission {admission} needs separate prefill and decode pools;"
-            " with --coupled use none, slo or early"
+            " with --coupled-nodes use none, slo or early"
         )
     bad_usage_if(
         (
@@ -343,19 +349,24 @@ def replay(
     model: Annotated[
         str, typer.Option(metavar="DIR|random:SHAPE", help="The model to serve.")
     ] = "random:lab-tiny",
-    prefill: Prefill = None,
-    decode: Decode = None,
-    coupled: Coupled = None,
+    prefill_nodes: PrefillNodes = None,
+    decode_nodes: DecodeNodes = None,
+    coupled_nodes: CoupledNodes = None,
     batching: Batching = "sarathi_serve",
     placement: Placement = None,
     admission: Admission = "none",
     decode_s: DecodeSeconds = None,
     ttft_slo: TTFT = 30.0,
     tbt_slo: TBT = 0.1,
-    transfer_backend: TransferBackend = "tcp",
+    transfer: Transfer = "tcp",
     max_model_len: Annotated[
         int, at_least(2, "Longest context, as far as the model has it; longer requests are left out.")
     ] = 8192,
+    sessions: Sessions = False,
+    concurrency: Concurrency = None,
+    retries: Retries = 0,
+    first_token_patience: FirstTokenPatience = None,
+    answer_patience: AnswerPatience = None,
     device: Device = "auto",
     threads: Threads = 1,
     seed: LiveSeed = 0,
@@ -370,9 +381,14 @@ def replay(
     All lengths are divided by `--divide`. Equal blocks become equal tokens, so what could be reused in the trace
     can be reused here. The numbers come from the run log of the cluster, as in `simulate`.
 
-    Example: mooncake-lab replay data/traces/conversation_trace.jsonl --num-prompts 50 --speed 10 --prefill 2
+    With --sessions, clients wait for their answers, and the next turn contains the tokens that were answered.
+
+    Example: mooncake-lab replay data/traces/conversation_trace.jsonl --num-prompts 50 --speed 10 --prefill-nodes 2
     """
     options = locals()
+    del retries, first_token_patience, answer_patience  # read from the options
+    rules = rules_of(options)
+    play = partial(_play, rules=rules, concurrency=concurrency) if sessions else _replay
     refuse_same_file(trace, log=log)
     read = read_or_fail("replay", trace, lenient=lenient, block_size_tokens=block_size, format=format_)
     with _failing("replay", RuntimeError):
@@ -382,7 +398,7 @@ def replay(
         scaled = _scaled(read, divide, longest, num_prompts, speed)
         spec, live = live_spec(context, options, block_size_tokens=scaled.block_size_tokens, spares=0)
         show_start()
-        numbers = _replayed(scaled, spec, live, SLO(ttft_s=ttft_slo, tbt_s=tbt_slo), log)
+        numbers = _replayed(scaled, spec, live, SLO(ttft_s=ttft_slo, tbt_s=tbt_slo), log, play)
     numbers = without_hit_rate(numbers, read)
     print_numbers({"file": str(trace), "divided_by": divide, "speed": speed, **numbers}, json_=json_)
 
@@ -394,10 +410,27 @@ def _scaled(trace: Trace, divide: int, most_tokens: int, requests: int, speed: f
         scaled = scaled_down(trace, divide, most_tokens=most_tokens).head(requests)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    return replace(scaled, arrival_s=(scaled.arrival_s - scaled.arrival_s[0]) / speed)
+    return replace(scaled, arrival_s=scaled.arrival_s - scaled.arrival_s[0]).at_speed(speed)
 
 
-def _replayed(trace: Trace, spec: ClusterSpec, live: Any, slo: SLO, log: Path | None) -> dict[str, Any]:
+def _replay(cluster: Any, trace: Trace) -> list[Record]:
+    """Requests arrive at their times."""
+    return cluster.run(trace.requests())
+
+
+def _play(cluster: Any, trace: Trace, *, rules: ClientRules, concurrency: int | None) -> list[Record]:
+    """Clients wait for their answers."""
+    return cluster.play(sessions_of(trace.requests()), rules, concurrency=concurrency)
+
+
+def _replayed(
+    trace: Trace,
+    spec: ClusterSpec,
+    live: Any,
+    slo: SLO,
+    log: Path | None,
+    play: Callable[[Any, Trace], list[Record]],
+) -> dict[str, Any]:
     """Start a cluster, replay, and close it."""
     from mooncake_lab.metrics import check_log, run_summary
     from mooncake_lab.serving import LiveCluster
@@ -408,7 +441,7 @@ def _replayed(trace: Trace, spec: ClusterSpec, live: Any, slo: SLO, log: Path | 
         with _progress(len(trace)) as note:
             cluster.on_record = note
             try:
-                records = cluster.run(trace.requests())
+                records = play(cluster, trace)
             finally:
                 if (
                     log is not None and cluster.log
@@ -419,7 +452,7 @@ def _replayed(trace: Trace, spec: ClusterSpec, live: Any, slo: SLO, log: Path | 
         raise RuntimeError(f"the run log violates {violations[0].invariant}: {violations[0].sentence}")
     summary = run_summary(records, slo)
     summary["run_s"] = summary.pop("simulated_s")
-    return {"workers": list(spec.roles), "start_s": opened_s, **summary}
+    return {"workers": list(spec.roles), "start_s": opened_s, **numbers_of(cluster.clients), **summary}
 
 
 @contextlib.contextmanager

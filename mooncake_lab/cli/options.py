@@ -102,7 +102,8 @@ Batching = Annotated[str, _policy(BATCHING_NAMES, "Batching policy of an instanc
 Placement = Annotated[
     str | None,
     _policy(
-        PLACEMENT_POLICIES, "Placement policy; by default kvcache_centric, or fewest_requests with --coupled."
+        PLACEMENT_POLICIES,
+        "Placement policy; by default kvcache_centric, or fewest_requests with --coupled-nodes.",
     ),
 ]
 Admission = Annotated[str, _policy(ADMISSION_POLICIES, "Admission policy.")]
@@ -110,12 +111,12 @@ DecodeSeconds = Annotated[
     float | None,
     at_least(1e-9, "Decode time per request that --admission predictive assumes (s); no default."),
 ]
-Prefill = Annotated[int | None, at_least(1, "Prefill workers; 1 by default.")]
-Decode = Annotated[int | None, at_least(1, "Decode workers; 1 by default.")]
-Coupled = Annotated[
+PrefillNodes = Annotated[int | None, at_least(1, "Prefill workers; 1 by default.")]
+DecodeNodes = Annotated[int | None, at_least(1, "Decode workers; 1 by default.")]
+CoupledNodes = Annotated[
     int | None, at_least(1, "Workers that do both prefill and decode, instead of separate workers.")
 ]
-TransferBackend = Annotated[
+Transfer = Annotated[
     Literal["tcp", "mooncake"],
     typer.Option(help="How KVCache is transferred; mooncake needs the extra of that name."),
 ]

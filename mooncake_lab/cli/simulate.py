@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mooncake_lab.cli.field_names import by_option
 from mooncake_lab.cli.options import (
     TBT,
     TTFT,
@@ -31,6 +32,15 @@ from mooncake_lab.cli.options import (
     refuse_same_file,
     without_hit_rate,
 )
+from mooncake_lab.cli.sessions import (
+    AnswerPatience,
+    Concurrency,
+    FirstTokenPatience,
+    Retries,
+    Sessions,
+    numbers_of,
+    rules_of,
+)
 from mooncake_lab.cluster import COUPLED_SYSTEMS, ClusterSpec
 from mooncake_lab.conductor import (
     FewestRequests,
@@ -42,11 +52,17 @@ from mooncake_lab.conductor import (
 )
 from mooncake_lab.core import SLO, Record, TracedRequest, log_writer, rare_collections
 from mooncake_lab.perf import LatencyModel, LinkLatency, check_floor, hardware
-from mooncake_lab.simulation import DEFAULT_MAX_TOKENS, Cluster, Failure, SimulationOptions
-from mooncake_lab.workload import Trace, in_class
+from mooncake_lab.simulation import DEFAULT_MAX_TOKENS, Cluster, Failure, SimulatedClients, SimulationOptions
+from mooncake_lab.workload import ClientRules, Trace, in_class, sessions_of
 
 TESTBEDS = ("fast", "arxiv")
 """The editions of the paper whose clusters are known."""
+
+_TOLD = (
+    "node", "model", "speed", "ssd_gb_per_s", "lenient", "num_prompts", "urgent_share",
+    "sessions", "concurrency", "retries", "first_token_patience", "answer_patience",
+)  # fmt: skip
+"""Options that the settings of a result repeat, beside the fields of spec and options."""
 
 
 def _failure(text: str) -> Failure:
@@ -63,9 +79,9 @@ def _failure(text: str) -> Failure:
 def simulate(
     context: typer.Context,
     trace: TraceFile,
-    prefill: Annotated[int | None, at_least(1, "Prefill nodes.")] = None,
-    decode: Annotated[int | None, at_least(1, "Decode nodes.")] = None,
-    coupled: Annotated[
+    prefill_nodes: Annotated[int | None, at_least(1, "Prefill nodes.")] = None,
+    decode_nodes: Annotated[int | None, at_least(1, "Decode nodes.")] = None,
+    coupled_nodes: Annotated[
         int | None, at_least(1, "Nodes that do both prefill and decode, instead of separate nodes.")
     ] = None,
     batching: Annotated[
@@ -126,6 +142,18 @@ def simulate(
         int, at_least(1, "Prefill nodes that compute each prompt together, as a pipeline of chunks.")
     ] = 1,
     view_age: Annotated[float, at_least(0, "Age of the loads that the placement policy sees (s).")] = 0.0,
+    sessions: Sessions = False,
+    concurrency: Concurrency = None,
+    retries: Retries = 0,
+    first_token_patience: FirstTokenPatience = None,
+    answer_patience: AnswerPatience = None,
+    keep_answers: Annotated[
+        bool,
+        typer.Option(
+            "--keep-answers",
+            help="Decode nodes send the KVCache of answers back, so that the next turn does not prefill them.",
+        ),
+    ] = False,
     failures: Annotated[
         list[Any] | None,
         typer.Option(
@@ -157,79 +185,106 @@ def simulate(
     request is the mean of the longest tenth of its gaps between tokens (FAST'25 §5.1); an answer of one token has
     none. A request is effective if it meets both limits. A number that no request decides is null.
 
-    Example: mooncake-lab simulate data/traces/conversation_trace.jsonl --prefill 8 --decode 8 --json
+    Requests arrive at their recorded times, unless --sessions lets clients wait for their answers.
+
+    Example: mooncake-lab simulate data/traces/conversation_trace.jsonl --prefill-nodes 8 --decode-nodes 8 --json
     """
     # here and not above: no other command reads what the papers say
     from mooncake_lab.metrics import RunningSummary, write_perfetto
 
-    del prefill, decode, batching, ssd_tokens  # read from the context below
-    _check(context.params)
+    del (
+        prefill_nodes,
+        decode_nodes,
+        batching,
+        ssd_tokens,
+        placement,
+        admission,
+        keep_answers,
+    )  # read from the context below
+    del retries, first_token_patience, answer_patience
+    rules = _check(context.params)
     started = time.perf_counter(), time.process_time()
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
     latency, on_device = _node(node, model, ssd_gb_per_s, testbed)
     requests = read_or_fail("simulate", trace, lenient=lenient, block_size_tokens=block_size, format=format_)
     requests = requests if num_prompts is None else requests.head(num_prompts)
-    full_tokens = cache_tokens or on_device if coupled else on_device
-    default = FewestRequests() if coupled else KVCacheCentric()
+    full_tokens = cache_tokens or on_device if coupled_nodes else on_device
     assumed_s = decode_s or _trace_decode_s(requests, latency, slo, full_tokens)
-    policies: dict[str, Any] = {
-        "placement": default if placement is None else named_placement(placement, seed or 0),
-        "admission": named_admission(admission, decode_s=assumed_s),
-        "slo": slo,
-        "block_size_tokens": requests.block_size_tokens,
-    }
+    policies = _policies(context.params, slo, requests.block_size_tokens, assumed_s)
     summary, kept = RunningSummary(slo, prefill_group=prefill_group), list[Record]()
     sinks = [summary.read, *([kept.append] if perfetto else [])]
     try:
         spec = _spec(context.params, on_device, policies)
-        options = SimulationOptions(
-            failures=tuple(failures or ()),
-            view_age_s=view_age,
-            default_max_tokens=max_tokens or DEFAULT_MAX_TOKENS,
-        )
+        most = max_tokens or DEFAULT_MAX_TOKENS
+        options = SimulationOptions(failures=tuple(failures or ()), view_age_s=view_age, default_max_tokens=most)
         cluster = Cluster(spec, latency, options, log=_to_all(sinks))
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(by_option(str(error), context.params)) from error
     with _writing("--log", log):
-        _run(cluster, _arriving(requests, speed, urgent_share, seed or 0), log, sinks)
+        arriving, clients = _arriving(requests, speed, urgent_share, seed or 0), None
+        if sessions:
+            clients, arriving = (
+                SimulatedClients(cluster, sessions_of(arriving), rules, concurrency=concurrency),
+                (),
+            )
+        _run(cluster, arriving, log, sinks)
     if perfetto:
         with _writing("--perfetto", perfetto):
             write_perfetto(perfetto, kept)
-    names = ("node", "model", "speed", "ssd_gb_per_s", "lenient", "num_prompts", "urgent_share")
-    asked = {name: context.params[name] for name in names} | {"testbed": testbed or "fast", "seed": seed or 0}
+    asked = {name: context.params[name] for name in _TOLD} | {"testbed": testbed or "fast", "seed": seed or 0}
     told = {each.name: _plain(getattr(held, each.name)) for held in (spec, options) for each in fields(held)}
     of_run: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, "settings": asked | told}
+    of_run |= numbers_of(clients)
     print_numbers(of_run | without_hit_rate(summary.numbers(), requests) | _spent(*started), json_=json_)
 
 
-def _check(said: dict[str, Any]) -> None:
-    """Refuse options that contradict each other or would have no effect; warn of a seed without one.
+def _policies(said: dict[str, Any], slo: SLO, block_size_tokens: int, assumed_s: float) -> dict[str, Any]:
+    """The policies of the spec, and what is the same for each kind of cluster."""
+    placement = said["placement"]
+    default = KVCacheCentric() if said["coupled_nodes"] is None else FewestRequests()
+    return {
+        "placement": default if placement is None else named_placement(placement, said["seed"] or 0),
+        "admission": named_admission(said["admission"], decode_s=assumed_s),
+        "slo": slo,
+        "block_size_tokens": block_size_tokens,
+    }
+
+
+def _check(said: dict[str, Any]) -> ClientRules:
+    """How clients behave; options that contradict each other or would have no effect are refused.
 
     Whether the pools give a policy what it needs is checked where their spec is built.
     """
     refuse_same_file(said["trace"], log=said["log"], perfetto=said["perfetto"])
-    apart, admission = said["coupled"] is None, said["admission"]
-    both = said["prefill"] is not None and said["decode"] is not None
-    either = said["prefill"] is not None or said["decode"] is not None
+    apart, admission = said["coupled_nodes"] is None, said["admission"]
+    both = said["prefill_nodes"] is not None and said["decode_nodes"] is not None
+    either = said["prefill_nodes"] is not None or said["decode_nodes"] is not None
     ssd = said["ssd_tokens"] or said["ssd_gb_per_s"]
     bad_usage_if(
-        (apart and not both, "give --prefill and --decode, or --coupled"),
-        (not apart and either, "--coupled nodes do both stages; leave out --prefill and --decode"),
+        (apart and not both, "give --prefill-nodes and --decode-nodes, or --coupled-nodes"),
+        (
+            not apart and either,
+            "coupled nodes do both stages; leave out --prefill-nodes and --decode-nodes",
+        ),
         (
             apart and said["batching"] is not None,
-            "--batching is for --coupled nodes; prefill and decode nodes have their own",
+            "--batching is for coupled nodes; prefill and decode nodes have their own",
         ),
         (
             not apart and said["placement"] == "kvcache_centric",
-            "--coupled nodes have no store to fetch from; the nearest policy is cache_aware",
+            "coupled nodes have no store to fetch from; the nearest policy is cache_aware",
         ),
         (
             apart and said["max_tokens"] is not None,
-            "--max-tokens is for --coupled nodes; decode nodes reserve nothing",
+            "--max-tokens is for coupled nodes; decode nodes reserve nothing",
         ),
         (
             not apart and bool(ssd or said["prefill_group"] > 1),
-            "--ssd-tokens, --ssd-gb-per-s and --prefill-group are for prefill nodes; a --coupled cluster has none",
+            "--ssd-tokens, --ssd-gb-per-s and --prefill-group are for prefill nodes; --coupled-nodes has none",
+        ),
+        (
+            not apart and said["keep_answers"],
+            "--keep-answers is for decode nodes; coupled nodes keep no answers",
         ),
         (
             bool(said["ssd_tokens"]) != (said["ssd_gb_per_s"] is not None),
@@ -247,19 +302,21 @@ def _check(said: dict[str, Any]) -> None:
     )
     if said["seed"] is not None and said["placement"] != "random" and said["urgent_share"] is None:
         typer.echo("mooncake-lab simulate: nothing in this run is random, so --seed changes nothing", err=True)
+    return rules_of(said)
 
 
 def _spec(said: dict[str, Any], on_device: int, policies: dict[str, Any]) -> ClusterSpec:
     """The cluster that the options describe, on nodes whose GPUs hold this many tokens of KVCache."""
-    if said["coupled"] is None:
+    if said["coupled_nodes"] is None:
         sized = {} if said["cache_tokens"] is None else {"cache_tokens": said["cache_tokens"]}
         return ClusterSpec.disaggregated(
-            prefill_nodes=said["prefill"], decode_nodes=said["decode"], device_tokens=on_device,
-            ssd_tokens=said["ssd_tokens"], prefill_group=said["prefill_group"], **sized, **policies,
+            prefill_nodes=said["prefill_nodes"], decode_nodes=said["decode_nodes"], device_tokens=on_device,
+            ssd_tokens=said["ssd_tokens"], prefill_group=said["prefill_group"],
+            keep_answers=said["keep_answers"], **sized, **policies,
         )  # fmt: skip
     policy, prefix_caching = COUPLED_SYSTEMS[said["batching"] or "vllm"]
     return ClusterSpec.coupled(
-        nodes=said["coupled"], batching=policy, prefix_caching=prefix_caching,
+        nodes=said["coupled_nodes"], batching=policy, prefix_caching=prefix_caching,
         device_tokens=said["cache_tokens"] or on_device, **policies,
     )  # fmt: skip
 

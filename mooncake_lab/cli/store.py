@@ -22,21 +22,21 @@ def soak(
     faults: Annotated[
         str, typer.Option(help=f"Faults to inject: some of {','.join(FAULTS)}, or none.")
     ] = ",".join(FAULTS),
-    pool: Annotated[
+    shared_store: Annotated[
         str, typer.Option(help=f"The last tier, which two stores share: one of {','.join(POOLS)}.")
     ] = "remote",
     seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
     json_: Json = False,
 ) -> None:
-    """Use DRAM, SSD and a shared pool under injected faults; exit code 1 if a byte was wrong, lost or leaked.
+    """Use DRAM, SSD and a shared store under injected faults; exit code 1 if a byte was wrong, lost or leaked.
 
     The faults: the process of the store is killed, bits of its files are flipped, writes find no space or are cut
-    off, reads fail, permission is lost, and the remote pool closes its connections.
+    off, reads fail, permission is lost, and the remote store closes its connections.
 
     Example: mooncake-lab store soak --dir /tmp/soak --seconds 600 --json
     """
     try:
-        soaking = Soak(folder, [] if faults == "none" else faults.split(","), seed, pool)
+        soaking = Soak(folder, [] if faults == "none" else faults.split(","), seed, shared_store)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     with failing("store soak", StorageError):

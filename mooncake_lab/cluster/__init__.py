@@ -1,14 +1,14 @@
 """The life of a request in a cluster, written once for the real and the simulated one: events in, commands out."""
 
 from mooncake_lab.cluster.coordinator import Coordinator, CoordinatorRules
-from mooncake_lab.cluster.events import POOL, Attempt, Command, Event, Role
+from mooncake_lab.cluster.events import SHARED_STORE, Attempt, Command, Event, Role
 from mooncake_lab.cluster.executor import Executor, carry_out
+from mooncake_lab.cluster.instances import DecodeLoad, InstanceState, InstanceTable, PrefillLoad
 from mooncake_lab.cluster.spec import COUPLED_SYSTEMS, ClusterSpec, CoupledPool, DecodePool, PrefillPool
-from mooncake_lab.cluster.workers import DecodeLoad, PrefillLoad, WorkerState, WorkerTable
 
 __all__ = [
     "COUPLED_SYSTEMS",
-    "POOL",
+    "SHARED_STORE",
     "Attempt",
     "ClusterSpec",
     "Command",
@@ -19,10 +19,10 @@ __all__ = [
     "DecodePool",
     "Event",
     "Executor",
+    "InstanceState",
+    "InstanceTable",
     "PrefillLoad",
     "PrefillPool",
     "Role",
-    "WorkerState",
-    "WorkerTable",
     "carry_out",
 ]

@@ -2,7 +2,7 @@
 
 A runtime reports events and carries out the commands that come back. The coordinator does no I/O and reads no
 clock: the same events give the same commands and the same run log. The `Phase` of a request says where it is, and
-the `WorkerState` of a worker says what the worker has to do, as far as its events tell. Events lead a request from
+the `InstanceState` of an instance says what it has to do, as far as its events tell. Events lead a request from
 one phase to the next:
 
     RequestArrived, TimerFired  deciding    -> queued: placed; else it is rejected, or it is waiting
@@ -13,10 +13,10 @@ one phase to the next:
     KVLoaded                    loading     -> joining
     DecodeStarted               joining     -> decoding, with the first token
     RequestDone                 decoding    -> finished
-    AttemptFailed, WorkerDown   any placed  -> queued: placed again; or it is unconfirmed, waiting or rejected
+    AttemptFailed, InstanceDown   any placed  -> queued: placed again; or it is unconfirmed, waiting or rejected
 
-A worker may report the end of a phase before another worker reports its beginning, so a phase may be skipped. On a
-coupled worker, `ChunkDone` takes the place of the prefill events, and no KVCache moves.
+An instance may report the end of a phase before another one reports its beginning, so a phase may be skipped. On a
+coupled instance, `ChunkDone` takes the place of the prefill events, and no KVCache moves.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,9 +26,9 @@ from typing import Final, Literal, TypeAlias, assert_never, final
 from msgspec.structs import replace
 
 from mooncake_lab.cluster import events
-from mooncake_lab.cluster.events import POOL, Attempt, Command, Event
+from mooncake_lab.cluster.events import SHARED_STORE, Attempt, Command, Event
+from mooncake_lab.cluster.instances import InstanceState, InstanceTable
 from mooncake_lab.cluster.spec import ClusterSpec
-from mooncake_lab.cluster.workers import WorkerState, WorkerTable
 from mooncake_lab.conductor import (
     AdmitAll,
     ClusterView,
@@ -72,12 +72,12 @@ Phase: TypeAlias = Literal[
 """Where a request in flight is.
 
 - deciding: it arrived, and the Conductor has not decided yet;
-- waiting: no worker can serve it; it is placed when one comes up;
-- unconfirmed: an attempt failed; it is placed again when it is known which workers are up;
-- queued: it is placed, and its prompt waits at the prefill worker;
+- waiting: no instance can serve it; it is placed when one comes up;
+- unconfirmed: an attempt failed; it is placed again when it is known which instances are up;
+- queued: it is placed, and its prompt waits at the prefill instance;
 - prefilling: its prompt is being computed;
-- moving: its KVCache is on the way to the decode worker;
-- loading: its KVCache is in the host memory of the decode worker;
+- moving: its KVCache is on the way to the decode instance;
+- loading: its KVCache is in the host memory of the decode instance;
 - joining: its KVCache is in GPU memory, and it waits for a place in the batch;
 - decoding: it is in the batch.
 """
@@ -85,7 +85,7 @@ Phase: TypeAlias = Literal[
 AT_PREFILL: Final[frozenset[Phase]] = frozenset({"queued", "prefilling"})
 """The prompt is not computed yet."""
 AT_DECODE: Final[frozenset[Phase]] = frozenset({"joining", "decoding"})
-"""The KVCache is in the GPU memory of the decode worker, and no other worker is needed any more."""
+"""The KVCache is in the GPU memory of the decode instance, and no other instance is needed any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +96,8 @@ class CoordinatorRules:
     """From a request's arrival to its decision."""
     view_age_s: float = 0.0
     """How old the loads may be on which the Conductor decides; 0 is always the present."""
-    wait_for_workers: bool = False
-    """Whether a request that finds no worker waits for one; else it is rejected."""
+    wait_for_instances: bool = False
+    """Whether a request that finds no instance waits for one; else it is rejected."""
     longest_wait_s: float | None = None
     """How long it waits before it is rejected after all; None is no limit."""
     max_inflight_requests: int | None = None
@@ -105,7 +105,7 @@ class CoordinatorRules:
     max_attempts: int | None = None
     """How often a request is placed; None is no limit."""
     reject_policy_errors: bool = False
-    """Whether a policy that raises, or whose placement no worker could carry out, costs its request alone."""
+    """Whether a policy that raises, or whose placement no instance could carry out, costs its request alone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -113,51 +113,51 @@ class RequestState:
     """One request in flight. Mutable: the coordinator follows it."""
 
     request: Request
-    """Its prompt is extended by the tokens that a failed attempt has shown."""
+    """The request; tokens that a failed attempt has shown are at the end of its prompt."""
     attempt: Attempt
-    """The current one, or the last; number 0 before the first."""
+    """The current attempt, or the last; number 0 before the first."""
     phase: Phase = "deciding"
     waits_since_s: float = 0.0
-    """When it began to wait for a worker, in the phase "waiting"."""
+    """When the request began to wait for an instance, in the phase "waiting"."""
     placement: Placement | None = None
-    """The placement of the current attempt; None while it has none."""
-    prefill_worker: WorkerState = field(init=False)
-    decode_worker: WorkerState = field(init=False)
-    """The workers of that placement; a coupled worker is both."""
+    """The placement of the current attempt; None where there is no attempt."""
+    prefill_instance: InstanceState = field(init=False)
+    decode_instance: InstanceState = field(init=False)
+    """The instances of that placement; a coupled instance is both."""
     holder_has_read: bool = False
-    """Whether the worker that its prefix comes from has read from its SSD for the current attempt."""
+    """Whether the instance that the prefix comes from has read from its SSD for the current attempt."""
     shown_tokens: int = 0
-    """Tokens that its client had when the current attempt began to decode, with the one that prefill computed."""
+    """Tokens that the client had when the current attempt began to decode, with the one of prefill."""
     prompt_shown_tokens: int = 0
-    """Those of them that a failure made part of the prompt."""
+    """Shown tokens that a failure made part of the prompt."""
     why: str = ""
-    """What stands before the reason of its next placement in the log."""
+    """The text before the reason of the next placement in the log."""
     suspects: frozenset[str] = frozenset()
-    """Workers that have to be confirmed before it is placed again."""
+    """Instances that have to be confirmed before it is placed again."""
 
     @property
-    def workers(self) -> tuple[WorkerState, ...]:
-        """The workers of the current attempt, each once."""
+    def instances(self) -> tuple[InstanceState, ...]:
+        """The instances of the current attempt, each once."""
         if self.placement is None:
             return ()
-        return tuple(dict.fromkeys((self.prefill_worker, self.decode_worker)))
+        return tuple(dict.fromkeys((self.prefill_instance, self.decode_instance)))
 
-    def needs(self, worker: str) -> bool:
-        """Whether the current attempt needs this worker to prefill or to decode.
+    def needs(self, instance: str) -> bool:
+        """Whether the current attempt needs this instance to prefill or to decode.
 
-        A prefix that was to come from a worker that is down is computed instead, where the prompt is.
+        A prefix that was to come from an instance that is down is computed instead, where the prompt is.
         """
         if self.placement is None:
             return False
-        if worker == self.decode_worker.name:
+        if instance == self.decode_instance.name:
             return True
-        return worker == self.prefill_worker.name and self.phase not in AT_DECODE
+        return instance == self.prefill_instance.name and self.phase not in AT_DECODE
 
     def shown_now(self) -> int:
         """Tokens that its client has now."""
         if self.phase != "decoding":
             return self.shown_tokens
-        known_tokens = self.decode_worker.decode.tokens_of(self.request.id)
+        known_tokens = self.decode_instance.decode.tokens_of(self.request.id)
         return self.shown_tokens + known_tokens - self.request.input_tokens
 
 
@@ -185,7 +185,7 @@ class Coordinator:
         extend: Callable[[Request, int], Request | None],
         observe: Callable[[Decided], None] | None = None,
     ) -> None:
-        self.workers = WorkerTable(rules.view_age_s)
+        self.instances = InstanceTable(rules.view_age_s)
         self.requests: dict[int, RequestState] = {}
         """The requests in flight, by id."""
         needs = needs_of(spec.placement) | needs_of(spec.admission)
@@ -202,8 +202,8 @@ class Coordinator:
     def on(self, event: Event, now_s: float) -> Sequence[Command]:
         """What is to be done about an event that the coordinator learns of now; not re-entrant.
 
-        An event about the work of a worker updates what is known of that worker, even where its attempt is over.
-        Any other event about an attempt that is over, about a request that has ended, or about an unknown worker
+        An event about the work of an instance updates what is known of it, even where the attempt is over.
+        Any other event about an attempt that is over, about a request that has ended, or about an unknown instance
         changes nothing, and neither does one that was reported before.
         """
         self._now_s = now_s
@@ -211,9 +211,9 @@ class Coordinator:
         if isinstance(event, DecodeStretch):
             self._decoded(event)
         elif isinstance(event, events.OfWork):
-            worker = self.workers.by_name.get(event.worker)
-            if worker is not None:
-                self._on_work(event, worker, self._current(event.attempt))
+            instance = self.instances.by_name.get(event.instance)
+            if instance is not None:
+                self._on_work(event, instance, self._current(event.attempt))
         elif isinstance(event, events.OfAttempt):
             state = self._current(event.attempt)
             if state is not None:
@@ -230,25 +230,25 @@ class Coordinator:
         self._commands = []
         return tuple(commands)
 
-    def _on_work(self, event: events.WorkEvent, worker: WorkerState, state: RequestState | None) -> None:
+    def _on_work(self, event: events.WorkEvent, instance: InstanceState, state: RequestState | None) -> None:
         if isinstance(event, events.PrefillStarted):
-            self._prefill_started(event, worker, state)
+            self._prefill_started(event, instance, state)
         elif isinstance(event, events.PrefillDone):
-            self._prefill_done(event, worker, state)
+            self._prefill_done(event, instance, state)
         elif isinstance(event, events.ChunkDone):
-            self._chunk_done(event, worker, state)
+            self._chunk_done(event, instance, state)
         elif isinstance(event, events.Preempted):
-            self._preempted(event, worker, state)
+            self._preempted(event, instance, state)
         elif isinstance(event, events.PrefillDropped):
-            worker.prefill.remove(event.attempt, event.at_s)
+            instance.prefill.remove(event.attempt, event.at_s)
         elif isinstance(event, events.FetchStarted):
-            self._fetch_started(event, worker)
+            self._fetch_started(event, instance)
         elif isinstance(event, events.PrefixFetched):
-            self._prefix_fetched(event, worker)
+            self._prefix_fetched(event, instance)
         elif isinstance(event, events.TierRead):
-            self._tier_read(event, worker, state)
+            self._tier_read(event, instance, state)
         elif isinstance(event, events.KVSent):  # pyright: ignore[reportUnnecessaryIsInstance]
-            worker.prefill.sent(event.attempt)
+            instance.prefill.sent(event.attempt)
         else:
             assert_never(event)
 
@@ -293,13 +293,15 @@ class Coordinator:
             self._cache_changed(event)
         elif isinstance(event, events.RequestArrived):
             self._request_arrived(event)
+        elif isinstance(event, events.AnswerKept):
+            self._moved(event, event.source, event.instance)
         elif isinstance(event, events.PrefillSlotFree):
-            self.workers.free_slot(event)
-        elif isinstance(event, events.WorkerUp):
-            self._worker_up(event)
-        elif isinstance(event, events.WorkerDown):
-            self._worker_down(event)
-        elif isinstance(event, events.WorkerConfirmed):
+            self.instances.free_slot(event)
+        elif isinstance(event, events.InstanceUp):
+            self._instance_up(event)
+        elif isinstance(event, events.InstanceDown):
+            self._instance_down(event)
+        elif isinstance(event, events.InstanceConfirmed):
             self._confirmed(event)
         elif isinstance(event, RunEnded):  # pyright: ignore[reportUnnecessaryIsInstance]
             self._run_ended(event)
@@ -308,7 +310,7 @@ class Coordinator:
 
     def view(self, request: Request, now_s: float) -> ClusterView:
         """What the Conductor may know about a request now; looking changes nothing in the cluster."""
-        return self.workers.view(request, now_s, self._history)
+        return self.instances.view(request, now_s, self._history)
 
     def is_current(self, attempt: Attempt) -> bool:
         """Whether a request is in this attempt now."""
@@ -355,11 +357,11 @@ class Coordinator:
     def _decide(self, state: RequestState) -> None:
         """Ask the Conductor about a request now; after its first placement, admission is not asked again."""
         request = state.request
-        view = self.workers.view(request, self._now_s, self._history)
+        view = self.instances.view(request, self._now_s, self._history)
         decision: Decision
         if view.prefill and view.decode:
             decision = self._decision(request, view, is_first=not state.attempt.n)
-        elif self._rules.wait_for_workers:
+        elif self._rules.wait_for_instances:
             self._wait(state)
             return
         else:
@@ -371,7 +373,7 @@ class Coordinator:
             self._place(state, decision)
 
     def _wait(self, state: RequestState) -> None:
-        """Let a request wait for a worker; a change that still leaves it none does not begin the wait anew."""
+        """Let a request wait for an instance; a change that still leaves it none does not begin the wait anew."""
         if state.phase == "waiting":
             return
         state.phase, state.waits_since_s = "waiting", self._now_s
@@ -379,7 +381,7 @@ class Coordinator:
             self._commands.append(events.SetTimer(state.request.id, self._rules.longest_wait_s))
 
     def _stop_waiting(self, state: RequestState) -> None:
-        """Reject a request that has waited for a worker as long as it may; the timer may be of an earlier wait."""
+        """Reject a request that has waited as long as it may; the timer may be of an earlier wait."""
         longest_s = self._rules.longest_wait_s
         if longest_s is None:
             return
@@ -387,7 +389,7 @@ class Coordinator:
         if left_s > 0:
             self._commands.append(events.SetTimer(state.request.id, left_s))
             return
-        view = self.workers.view(state.request, self._now_s, self._history)
+        view = self.instances.view(state.request, self._now_s, self._history)
         up = f"{len(view.prefill)} prefill and {len(view.decode)} decode workers are up"
         self._reject(state, "capacity", f"{up}; one of each did not come up within {longest_s:g} s", self._now_s)
 
@@ -411,11 +413,11 @@ class Coordinator:
         return decision
 
     def _double_check(self, state: RequestState) -> Rejection | None:
-        """Ask admission again when the KVCache of a request is at its decode worker (arXiv §3, step 4)."""
+        """Ask admission again when the KVCache of a request is at its decode instance (arXiv §3, step 4)."""
         spec = self._spec
         try:
             refusal = spec.admission.double_check(
-                state.request, state.decode_worker.decode.view(), estimate=self._estimate, slo=spec.slo
+                state.request, state.decode_instance.decode.view(), estimate=self._estimate, slo=spec.slo
             )
         except Exception as error:  # noqa: BLE001  # a policy may raise anything
             return self._policy_failed(state.request, error)
@@ -433,78 +435,80 @@ class Coordinator:
         return Rejection(request_id=request.id, stage="failed", reason=reason)
 
     def _place(self, state: RequestState, placement: Placement) -> None:
-        """Begin the next attempt, and reserve on its workers."""
-        request, prefill_worker = state.request, self.workers.by_name[placement.prefill]
-        is_coupled = prefill_worker.role == "coupled"
-        decode_worker = prefill_worker if is_coupled else self.workers.by_name[placement.decode]
+        """Begin the next attempt, and reserve on its instances."""
+        request, prefill_instance = state.request, self.instances.by_name[placement.prefill]
+        is_coupled = prefill_instance.role == "coupled"
+        decode_instance = prefill_instance if is_coupled else self.instances.by_name[placement.decode]
         self._write(
             Placed(
                 at_s=self._now_s,
                 request_id=request.id,
-                prefill_instance=prefill_worker.name,
-                decode_instance=decode_worker.name,
+                prefill_instance=prefill_instance.name,
+                decode_instance=decode_instance.name,
                 reused_tokens=placement.reused_tokens,
                 fetched_tokens=placement.fetched_tokens,
                 reason=state.why + placement.reason,
             )
         )
         attempt = state.attempt = Attempt(request.id, state.attempt.n + 1)
-        state.prefill_worker, state.decode_worker = prefill_worker, decode_worker
+        state.prefill_instance, state.decode_instance = prefill_instance, decode_instance
         state.placement, state.phase, state.holder_has_read = placement, "queued", False
-        decode_worker.decode.expect(request, self._now_s + placement.expected_ttft_s)
+        decode_instance.decode.expect(request, self._now_s + placement.expected_ttft_s)
         estimated_s = self._estimate.prefill_s(request.id, request.input_tokens, placement.reused_tokens)
         if placement.ssd_tokens:
             estimated_s = self._estimate.beside_ssd_s(estimated_s, placement.ssd_tokens)
         if placement.fetch_from is not None and self._estimate.fetches_by_layer:
             moving_s = self._estimate.transfer_s(placement.fetched_tokens, 0)  # other transfers end meanwhile
             estimated_s = self._estimate.beside_load_s(estimated_s, moving_s)
-        prefill_worker.prefill.add(attempt, estimated_s)
+        prefill_instance.prefill.add(attempt, estimated_s)
         if placement.fetch_from is not None:
-            self.workers.begin_fetch(attempt, request, placement)
+            self.instances.begin_fetch(attempt, request, placement)
         if not is_coupled:
-            self._commands.append(events.PrepareDecode(attempt, decode_worker.name, request))
+            self._commands.append(events.PrepareDecode(attempt, decode_instance.name, request))
         self._commands.append(events.RunPrefill(attempt, request, placement))
 
     # prefill
 
-    def _fetch_started(self, event: events.FetchStarted, worker: WorkerState) -> None:
-        """A prefill worker fetches blocks of a shared store from the worker on which they lie."""
-        source = self.workers.by_name.get(event.source)
-        if source is not None and source.up and worker.prefill.is_news(event.attempt, "fetches", source.name):
+    def _fetch_started(self, event: events.FetchStarted, instance: InstanceState) -> None:
+        """A prefill instance fetches blocks of a shared store from the instance on which they lie."""
+        source = self.instances.by_name.get(event.source)
+        if source is not None and source.up and instance.prefill.is_news(event.attempt, "fetches", source.name):
             begun = source.prefill.reading if event.from_ssd else source.prefill.sending
-            begun[event.attempt] = event.worker
+            begun[event.attempt] = event.instance
 
-    def _prefix_fetched(self, event: events.PrefixFetched, worker: WorkerState) -> None:
-        source = self.workers.by_name.get(event.source)
-        if source is None and event.source != POOL:
+    def _prefix_fetched(self, event: events.PrefixFetched, instance: InstanceState) -> None:
+        source = self.instances.by_name.get(event.source)
+        if source is None and event.source != SHARED_STORE:
             return
         is_sent = source is not None and source.prefill.end_sending(event.attempt)
-        is_news = worker.prefill.is_news(event.attempt, "fetched", event.source) or is_sent
+        is_news = instance.prefill.is_news(event.attempt, "fetched", event.source) or is_sent
         if is_news and event.bytes:
-            self._moved(event, event.source, event.worker)
+            self._moved(event, event.source, event.instance)
 
-    def _tier_read(self, event: events.TierRead, worker: WorkerState, state: RequestState | None) -> None:
-        is_news = worker.prefill.read_tier(event.attempt)
-        if state is not None and state.placement is not None and state.placement.fetch_from == worker.name:
+    def _tier_read(self, event: events.TierRead, instance: InstanceState, state: RequestState | None) -> None:
+        is_news = instance.prefill.read_tier(event.attempt)
+        if state is not None and state.placement is not None and state.placement.fetch_from == instance.name:
             # the holder may be heard later than the fetch, and may have demoted blocks without a report so far
             is_news, state.holder_has_read = is_news or not state.holder_has_read, True
         if is_news:
-            self._moved(event, f"{event.worker}/ssd", f"{event.worker}/dram")
+            self._moved(event, f"{event.instance}/ssd", f"{event.instance}/dram")
 
     def _prefill_started(
-        self, event: events.PrefillStarted, worker: WorkerState, state: RequestState | None
+        self, event: events.PrefillStarted, instance: InstanceState, state: RequestState | None
     ) -> None:
-        if worker.prefill.start(event.attempt, event.at_s) and state is not None and state.phase == "queued":
+        if instance.prefill.start(event.attempt, event.at_s) and state is not None and state.phase == "queued":
             state.phase = "prefilling"
 
-    def _prefill_done(self, event: events.PrefillDone, worker: WorkerState, state: RequestState | None) -> None:
-        if not worker.prefill.remove(event.attempt, event.at_s):
+    def _prefill_done(
+        self, event: events.PrefillDone, instance: InstanceState, state: RequestState | None
+    ) -> None:
+        if not instance.prefill.remove(event.attempt, event.at_s):
             return
         self._prefilled(event)
         if state is not None:
             if state.phase in AT_PREFILL:
                 state.phase = "moving"
-                worker.prefill.sending[event.attempt] = state.decode_worker.name
+                instance.prefill.sending[event.attempt] = state.decode_instance.name
             if self._spec.first_shown_by == "prefill" and not state.shown_tokens:
                 self._show_first(state, event.at_s)
 
@@ -513,54 +517,57 @@ class Coordinator:
             Prefilled(
                 at_s=event.at_s,
                 request_id=event.attempt.request_id,
-                instance=event.worker,
+                instance=event.instance,
                 start_s=event.start_s,
                 computed_tokens=event.computed_tokens,
                 reused_tokens=event.reused_tokens,
             )
         )
 
-    # a coupled worker
+    # a coupled instance
 
-    def _chunk_done(self, event: events.ChunkDone, worker: WorkerState, state: RequestState | None) -> None:
-        if event.start_s < worker.up_s or not worker.is_news(event):
+    def _chunk_done(self, event: events.ChunkDone, instance: InstanceState, state: RequestState | None) -> None:
+        if event.start_s < instance.up_s or not instance.is_news(event):
             return
         self._prefilled(event)
         if state is not None:
             if state.phase == "queued":
                 state.phase = "prefilling"
-            worker.decode.hold(state.request.id, max(event.context_tokens, state.request.input_tokens))
+            instance.decode.hold(state.request.id, max(event.context_tokens, state.request.input_tokens))
 
-    def _preempted(self, event: events.Preempted, worker: WorkerState, state: RequestState | None) -> None:
-        if worker.is_news(event) and state is not None:
+    def _preempted(self, event: events.Preempted, instance: InstanceState, state: RequestState | None) -> None:
+        if instance.is_news(event) and state is not None:
             if state.phase == "prefilling":
                 state.phase = "queued"
-            worker.decode.hold(state.request.id, max(event.context_tokens, state.request.input_tokens))
+            instance.decode.hold(state.request.id, max(event.context_tokens, state.request.input_tokens))
 
     # from prefill to decode
 
     def _kv_arrived(self, event: events.KVArrived, state: RequestState) -> None:
-        """Once the KVCache is at the decode worker, admission is asked again (arXiv §3, step 4)."""
+        """Once the KVCache is at the decode instance, admission is asked again (arXiv §3, step 4)."""
         if state.phase not in AT_PREFILL and state.phase != "moving":
             return
-        self._moved(event, state.prefill_worker.name, state.decode_worker.name)
+        self._moved(event, state.prefill_instance.name, state.decode_instance.name)
         if not event.is_last:
             return
-        state.prefill_worker.prefill.end_sending(event.attempt)
+        state.prefill_instance.prefill.end_sending(event.attempt)
         refusal = None if state.prompt_shown_tokens else self._double_check(state)
         if refusal is not None:
             self._cancel(state)
             self._reject(state, refusal.stage, refusal.reason, self._now_s)
             return
         state.phase = "loading"
-        state.decode_worker.decode.join(state.request.id, event.at_s)
+        state.decode_instance.decode.join(state.request.id, event.at_s)
         shows_computed = state.prompt_shown_tokens > 0 or not state.shown_tokens
         self._commands.append(
-            events.StartDecode(event.attempt, state.decode_worker.name, state.shown_tokens, shows_computed)
+            events.StartDecode(event.attempt, state.decode_instance.name, state.shown_tokens, shows_computed)
         )
 
     def _moved(
-        self, event: events.PrefixFetched | events.TierRead | events.KVArrived, source: str, destination: str
+        self,
+        event: events.PrefixFetched | events.TierRead | events.KVArrived | events.AnswerKept,
+        source: str,
+        destination: str,
     ) -> None:
         self._write(
             Moved(
@@ -580,14 +587,14 @@ class Coordinator:
         if state.phase != "joining":
             self._join(state, event.at_s)
         state.phase = "decoding"
-        worker, request_id, coupled = (
-            state.decode_worker,
+        instance, request_id, coupled = (
+            state.decode_instance,
             state.request.id,
-            state.decode_worker is state.prefill_worker,
+            state.decode_instance is state.prefill_instance,
         )
-        worker.decode.start(request_id)
+        instance.decode.start(request_id)
         if coupled:
-            worker.prefill.remove(event.attempt, event.at_s)
+            instance.prefill.remove(event.attempt, event.at_s)
         if not state.shown_tokens:
             self._show_first(state, event.at_s)
         elif state.prompt_shown_tokens and not coupled:
@@ -595,7 +602,7 @@ class Coordinator:
             self._write(
                 DecodeStretch(
                     at_s=event.at_s,
-                    instance=worker.name,
+                    instance=instance.name,
                     start_s=event.at_s,
                     steps=1,
                     first_step_s=0.0,
@@ -609,15 +616,15 @@ class Coordinator:
         self._record(FirstToken(at_s=at_s, request_id=state.request.id))
 
     def _decoded(self, event: DecodeStretch) -> None:
-        worker = self.workers.by_name.get(event.instance)
-        if worker is None or event.start_s < worker.decode.stepped_until_s:
+        instance = self.instances.by_name.get(event.instance)
+        if instance is None or event.start_s < instance.decode.stepped_until_s:
             return
-        here = worker.decode.started
+        here = instance.decode.started
         if not here.issuperset(event.request_ids):  # some attempts are over
             event = replace(event, request_ids=tuple(filter(here.__contains__, event.request_ids)))
         if event.request_ids:
             self._write(event)
-        worker.decode.step(event.request_ids, event.steps, event.at_s)
+        instance.decode.step(event.request_ids, event.steps, event.at_s)
 
     def _request_done(self, event: events.RequestDone, state: RequestState) -> None:
         tokens = state.shown_now()
@@ -642,33 +649,35 @@ class Coordinator:
             self._reject(state, "failed", reason, self._now_s)
             return
         state.why = f"placed again after {reason}: "
-        state.suspects = frozenset(worker.name for worker in self.workers.up if worker.name in suspects)
+        state.suspects = frozenset(instance.name for instance in self.instances.up if instance.name in suspects)
         if state.suspects:
             state.phase = "unconfirmed"
-            self._commands.append(events.ConfirmWorkers(tuple(sorted(state.suspects))))
+            self._commands.append(events.ConfirmInstances(tuple(sorted(state.suspects))))
         else:
             self._decide(state)
 
     def _join(self, state: RequestState, at_s: float) -> None:
         """A request's KVCache is where it decodes."""
-        state.prefill_worker.prefill.end_sending(state.attempt)
-        state.decode_worker.decode.join(state.request.id, at_s)
+        state.prefill_instance.prefill.end_sending(state.attempt)
+        state.decode_instance.decode.join(state.request.id, at_s)
         state.phase = "joining"
 
     def _cancel(self, state: RequestState) -> None:
-        """Release what an attempt has reserved, and tell those of its workers that are up."""
-        workers = state.workers
+        """Release what an attempt has reserved, and tell those of its instances that are up."""
+        instances = state.instances
         self._release(state)
-        self._commands += [events.CancelAttempt(state.attempt, worker.name) for worker in workers if worker.up]
+        self._commands += [
+            events.CancelAttempt(state.attempt, instance.name) for instance in instances if instance.up
+        ]
 
     def _release(self, state: RequestState) -> None:
-        """An attempt is over: its workers have nothing reserved for it any more.
+        """An attempt is over: its instances have nothing reserved for it any more.
 
-        A prompt stays in the backlog of its prefill worker until that worker says that it dropped or computed it.
+        A prompt stays in the backlog of its prefill instance until that reports that it dropped or computed it.
         """
         if state.placement is not None:
-            state.prefill_worker.prefill.end_sending(state.attempt)
-            state.decode_worker.decode.release(state.request.id)
+            state.prefill_instance.prefill.end_sending(state.attempt)
+            state.decode_instance.decode.release(state.request.id)
             state.placement = None
 
     def _reject(self, state: RequestState, stage: str, reason: str, at_s: float) -> None:
@@ -690,36 +699,36 @@ class Coordinator:
         self._write(record)
         self._history.note(record)
 
-    # workers
+    # instances
 
     def _cache_changed(self, event: CacheChanged) -> None:
-        if self.workers.cache_changed(event):
+        if self.instances.cache_changed(event):
             moves = event.promoted or event.demoted
             self._write(replace(event, promoted=(), demoted=()) if moves else event)
 
-    def _worker_up(self, event: events.WorkerUp) -> None:
-        self.workers.add(event)
+    def _instance_up(self, event: events.InstanceUp) -> None:
+        self.instances.add(event)
         for state in self._by_arrival():
             if state.phase == "waiting":
-                state.why = state.why or f"placed when {event.worker} was up: "
+                state.why = state.why or f"placed when {event.instance} was up: "
                 self._decide(state)
 
-    def _worker_down(self, event: events.WorkerDown) -> None:
-        """The requests that need the worker are placed again, but for those that its last step still serves."""
-        worker = self.workers.remove(event.worker)
-        if worker is None:
+    def _instance_down(self, event: events.InstanceDown) -> None:
+        """The requests that need the instance are placed again, but for those that its last step still serves."""
+        instance = self.instances.remove(event.instance)
+        if instance is None:
             return
         for state in self._by_arrival():
-            in_step = event.finishes_step and (worker.role == "coupled" or state.phase in AT_DECODE)
-            if state.needs(worker.name) and not in_step:
-                self._place_again(state, f"{worker.name} failed")
+            in_step = event.finishes_step and (instance.role == "coupled" or state.phase in AT_DECODE)
+            if state.needs(instance.name) and not in_step:
+                self._place_again(state, f"{instance.name} failed")
         self._confirmed(event)
 
-    def _confirmed(self, event: events.WorkerConfirmed | events.WorkerDown) -> None:
-        """It is known of a worker whether it is up."""
+    def _confirmed(self, event: events.InstanceConfirmed | events.InstanceDown) -> None:
+        """Place requests again whose suspects are all known to be up or down."""
         for state in self._by_arrival():
             if state.phase == "unconfirmed":
-                state.suspects -= {event.worker}
+                state.suspects -= {event.instance}
                 if not state.suspects:
                     self._decide(state)
 

@@ -1,9 +1,12 @@
 """What a runtime and the coordinator tell each other: events, which are facts, and commands.
 
 `at_s` of an event is cluster time, in seconds since the run began. Three records of the run log are events as they
-are: `DecodeStretch`, `CacheChanged` and `RunEnded`. Events of one worker are reported in order; there is no order
-between workers. Every event can be sent between processes: its name is in the field `event`. Commands are carried
-out first in, first out, before the next event.
+are: `DecodeStretch`, `CacheChanged` and `RunEnded`. Events of one instance are reported in order; between
+instances there is no order. Every event can be sent between processes: its name is in the field `event`. Commands
+are carried out first in, first out, before the next event.
+
+An instance is the unit that policies see and that runs requests. In the live cluster it is a worker process. In
+the simulated cluster it is a node, or a group of nodes.
 """
 
 from typing import Final, Literal, TypeAlias
@@ -14,9 +17,9 @@ from mooncake_lab.conductor import Placement
 from mooncake_lab.core import CacheChanged, DecodeStretch, Request, RunEnded
 
 Role: TypeAlias = Literal["prefill", "decode", "coupled"]
-"""What a worker does: one stage, the other, or both."""
-POOL: Final = "pool"
-"""The name, in `CacheChanged` and `PrefixFetched`, of the cache that all prefill workers share."""
+"""What an instance does: one stage, the other, or both."""
+SHARED_STORE: Final = "pool"
+"""The name, in `CacheChanged` and `PrefixFetched`, of the cache that all prefill instances share."""
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False):
@@ -46,9 +49,9 @@ class OfAttempt(ClusterEvent, frozen=True, kw_only=True, gc=False):
 
 
 class OfWork(OfAttempt, frozen=True, kw_only=True, gc=False):
-    """What a worker did for an attempt; it changes the load of the worker even if the attempt is over."""
+    """What an instance did for an attempt; it changes the load of the instance even if the attempt is over."""
 
-    worker: str
+    instance: str
 
 
 # requests
@@ -62,11 +65,11 @@ class RequestArrived(ClusterEvent, frozen=True, kw_only=True, gc=False):
     """Why the runtime has no room for it; empty where it has."""
     completion_id: str | None = None
     wall_s: float | None = None
-    """The same moment on the wall clock, where the client sent it over HTTP."""
+    """The time of arrival on the wall clock, where the request came over HTTP."""
 
 
 class TimerFired(OfRequest, frozen=True, kw_only=True, gc=False):
-    """The time of a `SetTimer` is over: a request is to be decided, or has waited for a worker long enough."""
+    """The time of a `SetTimer` is over: a request is to be decided, or has waited for an instance long enough."""
 
 
 class Cancelled(OfRequest, frozen=True, kw_only=True, gc=False):
@@ -83,9 +86,9 @@ class ClientStopped(OfRequest, frozen=True, kw_only=True, gc=False):
 
 
 class FetchStarted(OfWork, frozen=True, kw_only=True, gc=False):
-    """A worker began to fetch prefix blocks from another one (`source`) that its placement does not name.
+    """An instance began to fetch prefix blocks from another one (`source`) that its placement does not name.
 
-    In a shared store each block lies on one worker. A `PrefixFetched` follows.
+    In a shared store each block lies on one instance. A `PrefixFetched` follows.
     """
 
     source: str
@@ -94,7 +97,7 @@ class FetchStarted(OfWork, frozen=True, kw_only=True, gc=False):
 
 
 class PrefixFetched(OfWork, frozen=True, kw_only=True, gc=False):
-    """Prefix blocks that a prefill worker asked another one (`source`) for have arrived, or will not (0 bytes)."""
+    """Prefix blocks that an instance asked another one (`source`) for have arrived, or will not (0 bytes)."""
 
     source: str
     start_s: float
@@ -102,28 +105,28 @@ class PrefixFetched(OfWork, frozen=True, kw_only=True, gc=False):
 
 
 class TierRead(OfWork, frozen=True, kw_only=True, gc=False):
-    """A worker has read blocks of a prefix from its SSD into DRAM."""
+    """An instance has read blocks of a prefix from its SSD into DRAM."""
 
     start_s: float
     bytes: int
 
 
 class PrefillStarted(OfWork, frozen=True, kw_only=True, gc=False):
-    """A worker began to compute a prompt."""
+    """An instance began to compute a prompt."""
 
 
 class PrefillSlotFree(ClusterEvent, frozen=True, kw_only=True, gc=False):
     """A pipelined group can begin the next prompt, while its later nodes still compute the one before."""
 
-    worker: str
+    instance: str
 
 
 class PrefillDropped(OfWork, frozen=True, kw_only=True, gc=False):
-    """A worker took a cancelled prompt out of its queue."""
+    """An instance took a cancelled prompt out of its queue."""
 
 
 class PrefillDone(OfWork, frozen=True, kw_only=True, gc=False):
-    """A worker has computed a prompt."""
+    """An instance has computed a prompt."""
 
     start_s: float
     computed_tokens: int
@@ -131,7 +134,7 @@ class PrefillDone(OfWork, frozen=True, kw_only=True, gc=False):
 
 
 class ChunkDone(OfWork, frozen=True, kw_only=True, gc=False):
-    """A coupled worker has computed a piece of a prompt, or of what it computes again after a preemption.
+    """A coupled instance has computed a piece of a prompt, or of what it computes again after a preemption.
 
     Where its decodes of the same iteration are reported as well, `DecodeStretch` comes first.
     """
@@ -144,21 +147,32 @@ class ChunkDone(OfWork, frozen=True, kw_only=True, gc=False):
 
 
 class Preempted(OfWork, frozen=True, kw_only=True, gc=False):
-    """A coupled worker took a request out of its batch, to have room for others; it goes on with it later."""
+    """A coupled instance took a request out of its batch, to have room for others; it goes on with it later."""
 
     context_tokens: int
     """KVCache tokens that it kept outside GPU memory; 0 where all are computed again."""
+
+
+class AnswerKept(ClusterEvent, frozen=True, kw_only=True, gc=False):
+    """The whole blocks of an answer have arrived at the prefill instance of its prompt."""
+
+    attempt: Attempt
+    """That gave the answer; the request has ended."""
+    instance: str
+    source: str
+    start_s: float
+    bytes: int
 
 
 # from prefill to decode
 
 
 class KVSent(OfWork, frozen=True, kw_only=True, gc=False):
-    """The last byte of a prefix or of a prompt's KVCache has left a worker; not reported where latency is 0."""
+    """The last byte of a prefix or of a prompt's KVCache has left an instance; not reported where latency is 0."""
 
 
 class KVArrived(OfAttempt, frozen=True, kw_only=True, gc=False):
-    """The KVCache of a prompt, or a part of it, is in the host memory of its decode worker."""
+    """The KVCache of a prompt, or a part of it, is in the host memory of its decode instance."""
 
     start_s: float
     """Since when the transfer was all that it waited for."""
@@ -175,9 +189,9 @@ class KVLoaded(OfAttempt, frozen=True, kw_only=True, gc=False):
 
 
 class DecodeStarted(OfAttempt, frozen=True, kw_only=True, gc=False):
-    """A request joined the batch of its decode worker; the token that its prefill computed is shown.
+    """A request joined the batch of its decode instance; the token that its prefill computed is shown.
 
-    At a coupled worker its prompt is computed. Where tokens were shown before, the token is one of the
+    At a coupled instance its prompt is computed. Where tokens were shown before, the token is one of the
     `DecodeStretch` that follows.
     """
 
@@ -187,7 +201,7 @@ class RequestDone(OfAttempt, frozen=True, kw_only=True, gc=False):
 
 
 class AttemptFailed(OfAttempt, frozen=True, kw_only=True, gc=False):
-    """A worker cannot go on with an attempt."""
+    """An instance cannot go on with an attempt."""
 
     reason: str
     retriable: bool
@@ -195,16 +209,16 @@ class AttemptFailed(OfAttempt, frozen=True, kw_only=True, gc=False):
     stage: str = "failed"
     """The stage of the rejection where it may not."""
     suspects: tuple[str, ...] = ()
-    """Workers that may be down: nothing is placed again before each has answered, or is known to be down."""
+    """Instances that may be down: nothing is placed again before each has answered, or is known to be down."""
 
 
-# workers and their caches
+# instances and their caches
 
 
-class WorkerUp(ClusterEvent, frozen=True, kw_only=True, gc=False):
-    """A worker can be given requests."""
+class InstanceUp(ClusterEvent, frozen=True, kw_only=True, gc=False):
+    """An instance can be given requests."""
 
-    worker: str
+    instance: str
     role: Role
     capacity_tokens: int = 0
     """KVCache that fits into its GPU memory, where it decodes."""
@@ -212,19 +226,19 @@ class WorkerUp(ClusterEvent, frozen=True, kw_only=True, gc=False):
     """The cache that it finds prefixes in, by the name of `CacheChanged`; None where it keeps none."""
 
 
-class WorkerDown(ClusterEvent, frozen=True, kw_only=True, gc=False):
-    """A worker is gone, with all KVCache that it held."""
+class InstanceDown(ClusterEvent, frozen=True, kw_only=True, gc=False):
+    """An instance is gone, with all KVCache that it held."""
 
-    worker: str
+    instance: str
     finishes_step: bool = False
     """Whether a step under way ends: the requests that decode there are reported as failed after it, and at a
-    coupled worker all others that are there with them."""
+    coupled instance all others that are there with them."""
 
 
-class WorkerConfirmed(ClusterEvent, frozen=True, kw_only=True, gc=False):
-    """A worker that was suspected to be down has answered."""
+class InstanceConfirmed(ClusterEvent, frozen=True, kw_only=True, gc=False):
+    """An instance that was suspected to be down has answered."""
 
-    worker: str
+    instance: str
 
 
 RequestEvent: TypeAlias = TimerFired | Cancelled | ClientStopped
@@ -242,9 +256,16 @@ WorkEvent: TypeAlias = (
     | Preempted
     | KVSent
 )
-"""Each event of the work of a worker for an attempt."""
+"""Each event of the work of an instance for an attempt."""
 GeneralEvent: TypeAlias = (
-    RequestArrived | CacheChanged | PrefillSlotFree | WorkerUp | WorkerDown | WorkerConfirmed | RunEnded
+    RequestArrived
+    | CacheChanged
+    | AnswerKept
+    | PrefillSlotFree
+    | InstanceUp
+    | InstanceDown
+    | InstanceConfirmed
+    | RunEnded
 )
 """Each event that is about no attempt and no request in flight, but for `DecodeStretch`."""
 Event: TypeAlias = DecodeStretch | GeneralEvent | RequestEvent | AttemptEvent | WorkEvent
@@ -262,9 +283,9 @@ class SetTimer(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunPrefill(msgspec.Struct, frozen=True, gc=False):
-    """Fetch the prefix, compute the prompt, and send its KVCache to the decode worker, as the placement says.
+    """Fetch the prefix, compute the prompt, and send its KVCache to the decode instance, as the placement says.
 
-    A coupled worker decodes the request itself.
+    A coupled instance decodes the request itself.
     """
 
     attempt: Attempt
@@ -273,10 +294,10 @@ class RunPrefill(msgspec.Struct, frozen=True, gc=False):
 
 
 class PrepareDecode(msgspec.Struct, frozen=True, gc=False):
-    """A request's KVCache will come to a decode worker."""
+    """A request's KVCache will come to a decode instance."""
 
     attempt: Attempt
-    worker: str
+    instance: str
     request: Request
 
 
@@ -284,7 +305,7 @@ class StartDecode(msgspec.Struct, frozen=True, gc=False):
     """Load a request's KVCache into GPU memory and decode it."""
 
     attempt: Attempt
-    worker: str
+    instance: str
     shown_tokens: int
     """Tokens that its client has."""
     shows_computed: bool
@@ -295,13 +316,13 @@ class CancelAttempt(msgspec.Struct, frozen=True, gc=False):
     """Stop an attempt at the next iteration boundary, and release what it reserved; twice is as once."""
 
     attempt: Attempt
-    worker: str
+    instance: str
 
 
-class ConfirmWorkers(msgspec.Struct, frozen=True, gc=False):
-    """Report `WorkerConfirmed` or `WorkerDown` of each of these workers."""
+class ConfirmInstances(msgspec.Struct, frozen=True, gc=False):
+    """Report `InstanceConfirmed` or `InstanceDown` of each of these instances."""
 
-    workers: tuple[str, ...]
+    instances: tuple[str, ...]
 
 
 class Reject(msgspec.Struct, frozen=True, gc=False):
@@ -319,6 +340,6 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
 
 
 Command: TypeAlias = (
-    SetTimer | RunPrefill | PrepareDecode | StartDecode | CancelAttempt | ConfirmWorkers | Reject | Finish
+    SetTimer | RunPrefill | PrepareDecode | StartDecode | CancelAttempt | ConfirmInstances | Reject | Finish
 )
 """Anything that the coordinator asks."""

@@ -14,13 +14,13 @@ class Executor(Protocol):
         ...
 
     def prepare_decode(self, command: events.PrepareDecode) -> None:
-        """Let a decode worker expect the KVCache of a request; no event follows."""
+        """Let a decode instance expect the KVCache of a request; no event follows."""
         ...
 
     def run_prefill(self, command: events.RunPrefill) -> None:
         """Fetch the prefix, compute the prompt, move its KVCache: all events from `FetchStarted` to `KVArrived`.
 
-        A coupled worker computes the prompt and decodes: all events from `ChunkDone` to `RequestDone`.
+        A coupled instance computes the prompt and decodes: all events from `ChunkDone` to `RequestDone`.
         """
         ...
 
@@ -29,11 +29,11 @@ class Executor(Protocol):
         ...
 
     def cancel_attempt(self, command: events.CancelAttempt) -> None:
-        """Let a worker stop an attempt; `PrefillDropped` follows if the prompt waits there."""
+        """Let an instance stop an attempt; `PrefillDropped` follows if the prompt waits there."""
         ...
 
-    def confirm_workers(self, command: events.ConfirmWorkers) -> None:
-        """Find out of each worker whether it is up: `WorkerConfirmed` or `WorkerDown`."""
+    def confirm_instances(self, command: events.ConfirmInstances) -> None:
+        """Find out of each instance whether it is up: `InstanceConfirmed` or `InstanceDown`."""
         ...
 
     def reject(self, command: events.Reject) -> None:
@@ -66,7 +66,7 @@ def carry_out(command: Command, executor: Executor) -> None:
         executor.reject(command)
     elif isinstance(command, events.CancelAttempt):
         executor.cancel_attempt(command)
-    elif isinstance(command, events.ConfirmWorkers):  # pyright: ignore[reportUnnecessaryIsInstance]
-        executor.confirm_workers(command)
+    elif isinstance(command, events.ConfirmInstances):  # pyright: ignore[reportUnnecessaryIsInstance]
+        executor.confirm_instances(command)
     else:
         assert_never(command)

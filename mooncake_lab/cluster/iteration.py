@@ -1,4 +1,4 @@
-"""What a coupled worker reports of its iterations, in the real and in the simulated cluster."""
+"""What a coupled instance reports of its iterations, in the real and in the simulated cluster."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from mooncake_lab.core import DecodeStretch
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class CoupledRequest:
-    """What a coupled worker knows of a request beside its `Progress`. Mutable: tokens are added to it."""
+    """What a coupled instance knows of a request beside its `Progress`. Mutable: tokens are added to it."""
 
     attempt: Attempt
     shown_tokens: int
@@ -57,7 +57,7 @@ def iteration_events(
             yield events.ChunkDone(
                 at_s=at_s,
                 attempt=request.attempt,
-                worker=iteration.instance,
+                instance=iteration.instance,
                 start_s=iteration.start_s,
                 computed_tokens=computed,
                 reused_tokens=0 if request.begun or request.preempted else segment.cached_tokens,
@@ -73,7 +73,7 @@ def iteration_events(
 
 
 def preemptions(
-    plan: Plan, waiting: Sequence[Progress], requests: Mapping[int, CoupledRequest], worker: str, at_s: float
+    plan: Plan, waiting: Sequence[Progress], requests: Mapping[int, CoupledRequest], instance: str, at_s: float
 ) -> list[events.Preempted]:
     """The requests that a plan takes out of the batch.
 
@@ -81,7 +81,7 @@ def preemptions(
         plan: of the next iteration.
         waiting: all that wait now.
         requests: by the ids of the plan.
-        worker: where they are.
+        instance: where they are.
         at_s: when it is planned.
     """
     if not (plan.preempted or plan.swapped):
@@ -92,5 +92,7 @@ def preemptions(
         request = requests[request_id]
         request.begun, request.preempted = False, True
         tokens = kept[request_id]
-        found.append(events.Preempted(at_s=at_s, attempt=request.attempt, worker=worker, context_tokens=tokens))
+        found.append(
+            events.Preempted(at_s=at_s, attempt=request.attempt, instance=instance, context_tokens=tokens)
+        )
     return found

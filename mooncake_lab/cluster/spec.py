@@ -34,6 +34,7 @@ from mooncake_lab.conductor import (
     check_needs,
 )
 from mooncake_lab.core import SLO
+from mooncake_lab.core.renamed import old_names, renamed_fields
 
 DEVICE_TOKENS: Final = 1_330_000
 """KVCache that fits into the GPU memory of a node of the papers."""
@@ -64,6 +65,7 @@ orca, sarathi, tensorrt_llm) reserve prompt and max_tokens of each request.
 """
 
 
+@renamed_fields(max_batch_tokens="pack_tokens")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillPool:
     """Nodes that prefill, and their caches.
@@ -77,7 +79,7 @@ class PrefillPool:
     """Nodes that compute each prompt together by chunked pipeline parallelism (arXiv §5.1). A group is one
     instance: prompts follow one another through it. It has the memory and the network cards of all its nodes."""
     chunk_tokens: int = 4096
-    """What a group (assumption B14) or a worker of the live cluster cuts prompts to. How long a simulated node
+    """What a group (assumption B14) or an instance of the live cluster cuts prompts to. How long a simulated node
     takes alone does not depend on it."""
     cache_tokens: int = 3_000_000
     """KVCache each node holds in DRAM (FAST'25 §2.2: about 1 TB)."""
@@ -87,10 +89,10 @@ class PrefillPool:
     prefix_caching: bool = True
     """Whether computed prompts are kept, and found by those that begin alike."""
     shared_cache: bool = False
-    """One Mooncake Store over all nodes instead of a cache a node (FAST'25 §5.3). Each block lies on one node; the
-    others read it over the network (assumption B55)."""
+    """One Mooncake Store over all nodes instead of a cache per node (FAST'25 §5.3). Each block lies on one node;
+    the others read it over the network (assumption B55)."""
     eviction: str = "lru"
-    max_batch_tokens: int = 1
+    pack_tokens: int = 1
     """Computed tokens up to which waiting prompts are packed into one iteration; a longer prompt is computed
     alone. 1 computes one prompt at a time (assumption B56)."""
     fetch_timeout_s: float = 30.0
@@ -100,7 +102,7 @@ class PrefillPool:
     """Whether a prompt whose prefix is still on its way lets those behind it start; else all start in order."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "nodes", "prefill_group", "chunk_tokens", "cache_tokens", "max_batch_tokens")
+        _require_positive(self, "nodes", "prefill_group", "chunk_tokens", "cache_tokens", "pack_tokens")
         if self.ssd_tokens < 0:
             raise ValueError(f"PrefillPool.ssd_tokens is {self.ssd_tokens!r}; at least 0 is needed")
         if not 0 < self.fetch_timeout_s < inf:
@@ -108,10 +110,12 @@ class PrefillPool:
                 f"PrefillPool.fetch_timeout_s is {self.fetch_timeout_s!r}; allowed are finite positive times"
             )
         if self.nodes % self.prefill_group:
-            raise ValueError(f"{self.nodes} prefill nodes are no whole number of groups of {self.prefill_group}")
-        if self.prefill_group > 1 and self.max_batch_tokens > 1:
             raise ValueError(
-                f"PrefillPool.max_batch_tokens is {self.max_batch_tokens} with groups of {self.prefill_group}"
+                f"PrefillPool.nodes is {self.nodes}; a multiple of prefill_group, {self.prefill_group}, is needed"
+            )
+        if self.prefill_group > 1 and self.pack_tokens > 1:
+            raise ValueError(
+                f"PrefillPool.pack_tokens is {self.pack_tokens} with groups of {self.prefill_group}"
                 " nodes; a group computes one prompt at a time, so 1 is allowed"
             )
 
@@ -129,6 +133,9 @@ class DecodePool:
     """KVCache that fits into a node's GPU memory."""
     max_requests: int | None = None
     """Most requests that decode at once on a node; None is as many as fit."""
+    keep_answers: bool = False
+    """Whether a node sends the whole blocks of a complete answer to the prefill node of its prompt, which keeps
+    them for the next turn. The paper's nodes do not: the next turn prefills the answer (assumption B10)."""
 
     def __post_init__(self) -> None:
         _require_positive(self, "nodes", "device_tokens")
@@ -209,8 +216,12 @@ class ClusterSpec:
             raise ValueError(f"pools {self.pools}; allowed are a prefill and a decode pool, or one coupled pool")
         gives: set[Need] = {"decode_requests", "lengths", "priority"}
         match self.pools:
-            case (prefill, _):
+            case (prefill, decode):
                 gives.add("double_check")
+                if decode.keep_answers and not prefill.prefix_caching:
+                    raise ValueError(
+                        "DecodePool.keep_answers needs PrefillPool.prefix_caching, to find them again"
+                    )
                 if prefill.prefix_caching:
                     gives |= {"local_prefixes", "remote_prefixes"}
             case (coupled,):
@@ -278,7 +289,7 @@ class ClusterSpec:
 
     @classmethod
     def small_coupled(cls, *, nodes: int = 1, **settings: Any) -> Self:
-        """The same with nodes that prefill and decode, under Sarathi-Serve and with prefix caching.
+        """A small cluster of nodes that prefill and decode, under Sarathi-Serve and with prefix caching.
 
         Args:
             nodes: nodes that do both.
@@ -294,7 +305,8 @@ class ClusterSpec:
 
 def _fields_of(pool: type[PrefillPool | DecodePool | CoupledPool], settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that are fields of a pool, taken out of them."""
-    return {each.name: settings.pop(each.name) for each in fields(pool) if each.name in settings}
+    names = [*(each.name for each in fields(pool)), *old_names(pool)]
+    return {name: settings.pop(name) for name in names if name in settings}
 
 
 def _require_positive(spec: object, *names: str) -> None:

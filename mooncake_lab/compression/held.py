@@ -122,7 +122,7 @@ class Held:
             ValueError: when that happened before.
         """
         if self.released:
-            raise ValueError("this KVCache was released before; its blocks may be somebody else's now")
+            raise ValueError("this KVCache was released before; other requests may use its blocks now")
         for layer in self.layers:
             layer.release()
         self.released = True

@@ -30,8 +30,12 @@ class SnapKV:
     pooling: Literal["max", "avg"] = "max"
 
     def __post_init__(self) -> None:
-        if not 0 < self.window < self.capacity or self.kernel < 1 or self.kernel % 2 == 0:
-            raise ValueError(f"{self}: a window from 1 up to below the capacity and an odd kernel are needed")
+        if not 0 < self.window < self.capacity:
+            raise ValueError(
+                f"SnapKV.window is {self.window}; at least 1 and less than capacity, {self.capacity}, is needed"
+            )
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ValueError(f"SnapKV.kernel is {self.kernel}; a positive odd number is needed")
 
     def hold(self, prefilled: PrefilledPrompt, pool: LayerPool) -> tuple[PagedLayer, ...]:
         """The kept tokens, in blocks."""

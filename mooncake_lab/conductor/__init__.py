@@ -42,6 +42,7 @@ from mooncake_lab.conductor.placement import (
     LoadBalance,
     LongestPrefix,
     Random,
+    SessionAffinity,
     named_placement,
 )
 from mooncake_lab.conductor.view import ClusterView, DecodeView, PrefillView, ServedView
@@ -81,6 +82,7 @@ __all__ = [
     "RejectByLoad",
     "Rejection",
     "ServedView",
+    "SessionAffinity",
     "WithinSLO",
     "check_needs",
     "decide",

@@ -70,9 +70,9 @@ def _longer(row: tuple[int, ...], tokens: float) -> float:
 class RecentView(msgspec.Struct, frozen=True, gc=False):
     """The requests that reached a decode instance recently."""
 
-    window_s: float = 60.0
+    period_s: float = 60.0
     received: int = 0
-    """Requests whose KVCache arrived in the last `window_s` seconds."""
+    """Requests whose KVCache arrived in the last `period_s` seconds."""
     refused: int = 0
     """Those that failed the double check, so that their prefill was wasted."""
 
@@ -81,7 +81,7 @@ class RecentView(msgspec.Struct, frozen=True, gc=False):
 class History:
     """What views show of the past. Mutable: it grows with the log; policies have no memory of their own."""
 
-    window_s: float = 60.0
+    period_s: float = 60.0
     """The period over which a view counts double checks."""
     learns_lengths: bool = True
     """Whether it counts the lengths of answers: it need not where no policy asks for them."""
@@ -112,10 +112,10 @@ class History:
                 self._shown.discard(record.request_id)
 
     def recent(self, now_s: float) -> RecentView:
-        """The double checks of the last window."""
-        while self._checks and self._checks[0][0] <= now_s - self.window_s:
+        """The double checks of the last period."""
+        while self._checks and self._checks[0][0] <= now_s - self.period_s:
             self._refused.discard(self._checks.popleft()[1])
-        return RecentView(self.window_s, len(self._checks), len(self._refused))
+        return RecentView(self.period_s, len(self._checks), len(self._refused))
 
     def _fail(self, record: Rejected) -> None:
         """Record a failed double check; where prefill shows first tokens, it was recorded as passed before."""

@@ -47,6 +47,25 @@ class LoadBalance:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionAffinity:
+    """One prefill instance for all turns of a session, drawn by its name: a router that knows no cache.
+
+    When an instance is gone, its sessions alone are drawn again (rendezvous hashing). A request without a session
+    goes to the least loaded instance.
+    """
+
+    seed: int = 0
+
+    def place(self, request: Request, view: ClusterView, estimate: Estimator) -> Placement:
+        """The instance of the session, whatever its load; the prefix that it holds is reused."""
+        session = request.session
+        if session is None:
+            return LoadBalance().place(request, view, estimate)
+        drawn = [keyed_uniform(self.seed, session, instance.name) for instance in view.prefill]
+        return _local(request, view, estimate, drawn.index(max(drawn)), "drawn by the session")
+
+
+@dataclass(frozen=True, slots=True)
 class LongestPrefix:
     """The prefill instance that holds the longest prefix, regardless of its queue: a baseline.
 
@@ -255,6 +274,7 @@ PLACEMENT_POLICIES: Final[Mapping[str, Callable[[], PlacementPolicy]]] = Mapping
         "fewest_requests": FewestRequests,
         "least_tokens": LeastTokens,
         "longest_prefix": LongestPrefix,
+        "session_affinity": SessionAffinity,
         "cache_aware": CacheAware,
         "kvcache_centric": KVCacheCentric,
     }

@@ -1,7 +1,7 @@
 """The nouns: requests, service levels, block keys, the run log, units."""
 
 from mooncake_lab.core.files import complete_file
-from mooncake_lab.core.keys import block_keys, keyed_uniform
+from mooncake_lab.core.keys import answer_keys, block_keys, keyed_uniform
 from mooncake_lab.core.log import (
     Arrived,
     CacheChanged,
@@ -46,6 +46,7 @@ __all__ = [
     "Request",
     "RunEnded",
     "TracedRequest",
+    "answer_keys",
     "block_keys",
     "blocks_for",
     "carried_folder",

@@ -6,10 +6,12 @@ are equal. The chain starts from a namespace (the model's fingerprint), so that 
 never found by another.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import xxhash
 
+from mooncake_lab.core.request import BlockKey
 from mooncake_lab.core.units import blocks_for
 
 if TYPE_CHECKING:
@@ -50,6 +52,31 @@ def block_keys(
         key = digest(key + raw[start : start + step])
         keys.append(key)
     return keys
+
+
+def answer_keys(
+    prompt_keys: Sequence[BlockKey], input_tokens: int, answer_tokens: int, block_size_tokens: int
+) -> tuple[BlockKey, ...]:
+    """The keys of a prompt with a simulated answer behind it, whose tokens nobody knows.
+
+    The last key of the prompt names all of it, and equal prompts have equal answers. So the key of a block of the
+    answer follows from that key and from how many tokens end with the block.
+
+    Args:
+        prompt_keys: of the prompt, one per block.
+        input_tokens: of the prompt.
+        answer_tokens: of the answer, or of its beginning.
+        block_size_tokens: tokens per block.
+    """
+    whole, tokens = input_tokens // block_size_tokens, input_tokens + answer_tokens
+    if not answer_tokens:
+        return tuple(prompt_keys)
+    last = prompt_keys[-1]
+    raw = last if isinstance(last, bytes) else str(last).encode()
+    blocks = range(whole, blocks_for(tokens, block_size_tokens))
+    ends = [min((block + 1) * block_size_tokens, tokens) for block in blocks]
+    digest = xxhash.xxh3_128_digest
+    return (*prompt_keys[:whole], *(digest(raw + end.to_bytes(8, "little")) for end in ends))
 
 
 def keyed_uniform(seed: int, *names: int | str | bytes) -> float:

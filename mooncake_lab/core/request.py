@@ -38,6 +38,8 @@ class Request:
     """Ids of the requests whose answers its client has before it sends this one, where the trace says so."""
     delay_s: float | None = None
     """Seconds that its client lets pass after these answers, or after that of its session's turn before."""
+    retry_of: int | None = None
+    """The id of the request that was refused, where its client sends it again."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.arrival_s) and self.arrival_s >= 0):

@@ -37,7 +37,7 @@ def load_model(
         dtype: float32, bfloat16 or float16; None takes float32 on CPU and bfloat16 on GPU.
         backend: auto, dense, cpu or cuda.
         seed: of random weights.
-        positions: longest context the rotary table is made for; None takes the model's window.
+        positions: longest context the rotary table is made for; None takes the model's context length.
 
     Raises:
         FileNotFoundError: when the directory has no config or no safetensors.

@@ -40,14 +40,15 @@ class EngineSettings:
     prefix_caching: bool = True
     """Whether requests find the blocks of earlier ones that began with the same tokens."""
     max_request_tokens: int | None = None
-    """Longest context; None takes the model's window."""
+    """Longest context; None takes the model's context length."""
     keep_log: bool = True
     """Whether iterations are kept, for charts."""
 
     def __post_init__(self) -> None:
-        limits = (self.block_size_tokens, self.cache_blocks, self.max_batch_tokens, self.max_requests)
-        if any(limit is not None and limit < 1 for limit in (*limits, self.max_request_tokens)):
-            raise ValueError(f"{self} has a limit below 1")
+        limits = ("block_size_tokens", "cache_blocks", "max_batch_tokens", "max_requests", "max_request_tokens")
+        for name in limits:
+            if (limit := getattr(self, name)) is not None and limit < 1:
+                raise ValueError(f"EngineSettings.{name} is {limit!r}; at least 1 is needed")
 
 
 def cache_blocks(settings: EngineSettings, config: LlamaConfig, device: torch.device, dtype: torch.dtype) -> int:
@@ -97,10 +98,10 @@ class Engine:
         self.blocks = cache_blocks(self.settings, config, device, dtype)
         cache = KVCache(config, blocks=self.blocks, block_size_tokens=size, device=device, dtype=dtype)
         name = fingerprint(config, model.weights_digest, dtype)
-        window = min(self.settings.max_request_tokens or config.max_positions, len(model.rope.cosines))
+        context_tokens = min(self.settings.max_request_tokens or config.max_positions, len(model.rope.cosines))
         graphs = None
         if device.type == "cuda" and model.backend.name == "cuda":
-            graphs = DecodeGraphs(model, cache, blocks_for(window, size), capture_cuda)
+            graphs = DecodeGraphs(model, cache, blocks_for(context_tokens, size), capture_cuda)
         self.runner = ModelRunner(model, cache, name, graphs)
         self.limits = Limits(
             max_batch_tokens=self.settings.max_batch_tokens,
@@ -108,7 +109,7 @@ class Engine:
             block_size_tokens=size,
             capacity_blocks=self.blocks,
             free_blocks=self.blocks,
-            max_request_tokens=window,
+            max_request_tokens=context_tokens,
         )
         self.allocator = BlockAllocator(self.blocks)
         self.requests: dict[int, RunningRequest] = {}
@@ -160,7 +161,9 @@ class Engine:
         entered.before_release = before_release
         given = self.runner.accept([kv] if isinstance(kv, LayerLoader) else kv)
         if given > entered.known:
-            raise ValueError(f"KVCache of {given} tokens is given for a request of {entered.known}")
+            raise ValueError(
+                f"the KVCache has {given} tokens and the request {entered.known}; it may have at most those"
+            )
         cached = min(given, entered.known - 1)  # the last token is always computed, because its logits are needed
         if isinstance(kv, LayerLoader):
             kv.limit(cached)

@@ -72,7 +72,7 @@ class LlamaModel:
 def make_model(
     weights: LlamaWeights, backend: Backend, *, positions: int | None = None, digest: bytes | None = None
 ) -> LlamaModel:
-    """Prepare weights for a backend; `positions` bounds the rotary table where the model's window is long.
+    """Prepare weights for a backend; `positions` bounds the rotary table where the model's context length is long.
 
     `digest` is that of the weights, where it is known: 16 GB on a GPU take 5 to 10 s to digest.
     """

@@ -15,7 +15,7 @@ from mooncake_lab.engine.model import LlamaModel
 from mooncake_lab.engine.sampling import GREEDY, Sampling
 from mooncake_lab.engine.sequence import GenerationRequest, Output, RunningRequest, TokenCallback
 
-Prompt = Sequence[int] | npt.NDArray[np.int32]
+TokenIds = Sequence[int] | npt.NDArray[np.int32]
 """Token ids."""
 
 
@@ -36,7 +36,7 @@ class PrefillResult:
 class PrefillEngine:
     """Tokens and reused KVCache in; first token and new KVCache out (FAST'25 §3, prefill pool).
 
-    `chunk_tokens` and `max_batch_tokens` are those of `PrefillOnly`.
+    `chunk_tokens` and `pack_tokens` are those of `PrefillOnly`.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class PrefillEngine:
         settings: EngineSettings | None = None,
         *,
         chunk_tokens: int | None = None,
-        max_batch_tokens: int | None = None,
+        pack_tokens: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.engine = Engine(model, PrefillOnly(chunk_tokens, max_batch_tokens), settings, clock=clock)
+        self.engine = Engine(model, PrefillOnly(chunk_tokens, pack_tokens), settings, clock=clock)
         self._kv: dict[int, KVSpan] = {}
         self._ended: list[PrefillResult] = []  # not yet returned by a step
 
@@ -87,7 +87,7 @@ class PrefillEngine:
                     self._ended += others
                     return result
 
-    def prefill(self, prompt: Prompt, *, prefix: Sequence[KVSpan] = ()) -> PrefillResult:
+    def prefill(self, prompt: TokenIds, *, prefix: Sequence[KVSpan] = ()) -> PrefillResult:
         """Prefill one prompt; others that were waiting advance too, see `wait`.
 
         Raises:
@@ -140,11 +140,18 @@ class DecodeEngine(_Generating):
     ) -> None:
         super().__init__(model, DecodeOnly(), settings, clock)
 
-    def submit(self, request: GenerationRequest, *, first_token: int, kv: Sequence[KVSpan]) -> int:
+    def submit(
+        self,
+        request: GenerationRequest,
+        *,
+        first_token: int,
+        kv: Sequence[KVSpan],
+        before_release: Callable[[RunningRequest], None] | None = None,
+    ) -> int:
         """Let a prefilled request join the batch when there is room; its id.
 
         Its output begins with `first_token`; `request.on_token` gets the tokens after it. Where it ends the
-        request, the next step returns that.
+        request, the next step returns that. Before the request gives its KVCache back, `before_release` is called.
 
         Raises:
             ValueError: when the KVCache does not cover the prompt, is not this model's, or does not fit.
@@ -154,7 +161,7 @@ class DecodeEngine(_Generating):
             raise ValueError(
                 f"KVCache of {covered} of {len(request.prompt)} prompt tokens is given; decode needs all of it"
             )
-        return self.engine.submit(request, kv=kv, generated=(first_token,))
+        return self.engine.submit(request, kv=kv, generated=(first_token,), before_release=before_release)
 
 
 class CoupledEngine(_Generating):
@@ -184,7 +191,7 @@ class CoupledEngine(_Generating):
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[TokenIds],
         *,
         max_new_tokens: int = 16,
         sampling: Sampling = GREEDY,

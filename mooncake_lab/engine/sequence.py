@@ -171,13 +171,15 @@ def check_fits(request: GenerationRequest, generated: Sequence[int], limits: Lim
     """Refuse a request that an engine can never finish.
 
     Raises:
-        ValueError: when it is longer than the window or the KVCache, has a token outside the vocabulary, or more
-            tokens were generated than it allows.
+        ValueError: when it is longer than the context length or the KVCache, has a token outside the vocabulary,
+            or more tokens were generated than it allows.
     """
-    window, room = limits.max_request_tokens, limits.capacity_blocks * limits.block_size_tokens
+    context_tokens, room = limits.max_request_tokens, limits.capacity_blocks * limits.block_size_tokens
     longest = len(request.prompt) + request.max_new_tokens - 1  # the KVCache of the last token is never read
-    if window is not None and longest > window:
-        raise ValueError(f"prompt and new tokens make {longest} tokens; the model's window here is {window}")
+    if context_tokens is not None and longest > context_tokens:
+        raise ValueError(
+            f"prompt and new tokens make {longest} tokens; the model's context length here is {context_tokens}"
+        )
     if longest > room:
         raise ValueError(f"prompt and new tokens make {longest} tokens of KVCache; this engine's holds {room}")
     for what, tokens in (("prompt holds", request.prompt), ("generated part holds", generated)):

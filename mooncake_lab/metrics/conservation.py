@@ -66,8 +66,14 @@ class _Checker:
     lives: dict[int, _Life] = field(default_factory=dict[int, _Life])
     caches: dict[str, set[BlockKey]] = field(default_factory=dict[str, set[BlockKey]])
     now_s: float = -math.inf
+    late: list[Violation] = field(default_factory=list[Violation])
+    """Iterations after a later record; the end of a run cuts the stretches of those under way."""
 
     def read(self, record: Record) -> Iterator[Violation]:
+        if isinstance(record, RunEnded):
+            self.late.clear()
+        elif not isinstance(record, (DecodeStretch, Prefilled)):
+            yield from self.end()
         yield from self._clock(record)
         if isinstance(record, Arrived):
             yield from self._arrived(record)
@@ -88,12 +94,21 @@ class _Checker:
             else:
                 yield from self._step(record, request_id, life)
 
+    def end(self) -> Iterator[Violation]:
+        """No end of a run explains the late iterations."""
+        yield from self.late
+        self.late.clear()
+
     def _clock(self, record: Record) -> Iterator[Violation]:
         if not math.isfinite(record.at_s):
             yield Violation("I2", None, f"{_name(record)} at {record.at_s} s, which is not a time")
             return
         if record.at_s < self.now_s - TOLERANCE_S:
-            yield Violation("I2", None, f"{_name(record)} at {record.at_s} s after a record at {self.now_s} s")
+            late = Violation("I2", None, f"{_name(record)} at {record.at_s} s after a record at {self.now_s} s")
+            if isinstance(record, (DecodeStretch, Prefilled)):
+                self.late.append(late)
+            else:
+                yield late
         self.now_s = max(self.now_s, record.at_s)
         if isinstance(record, (Prefilled, Moved, DecodeStretch)) and record.start_s > record.at_s + TOLERANCE_S:
             yield Violation("I2", None, f"{_name(record)} ends at {record.at_s} s, starts at {record.start_s} s")
@@ -158,11 +173,13 @@ def check_log(records: Iterable[Record]) -> tuple[Violation, ...]:
     prompt that its worker begins before it is told that the client left or that the attempt failed; a finished
     request received as many tokens as its record says, and one that runs at the horizon as many as the
     record of the run's end says. I2: arrival <= placed <= prefill start <= first
-    token <= each decode stretch <= finish; records come in order of time; what lasts ends when its
-    steps add up to. I3: blocks come to caches where they are not, and leave where they are.
+    token <= each decode stretch <= finish; records come in order of time, but for the iterations that the end of a
+    run cuts; what lasts ends when its steps add up to. I3: blocks come to caches where they are not, and leave
+    where they are.
     """
     checker = _Checker()
-    return tuple(violation for record in records for violation in checker.read(record))
+    found = [violation for record in records for violation in checker.read(record)]
+    return (*found, *checker.end())
 
 
 def _stretch(record: DecodeStretch) -> Iterator[Violation]:

@@ -80,7 +80,7 @@ def lagged_correlation(leader: Array, follower: Array, most: int) -> Array:
             f"series of {len(leader)} and {len(follower)} samples; equal lengths from {most + 3} are needed"
         )
     if not (np.ptp(leader) and np.ptp(follower)):
-        raise ValueError("a series that does not vary has no correlation")
+        raise ValueError("one of the series is constant; a correlation needs two that vary")
     n = len(leader)
     return np.array([np.corrcoef(leader[: n - k], follower[k:])[0, 1] for k in range(most + 1)])
 

@@ -5,7 +5,7 @@ from mooncake_lab.core.extras import naming_extra
 with naming_extra("engine"):
     from mooncake_lab.serving.cluster import LiveCluster
     from mooncake_lab.serving.launch import WorkerError
-    from mooncake_lab.serving.launch.local import WorkerPool
+    from mooncake_lab.serving.launch.local import WorkerProcesses
     from mooncake_lab.serving.pacer import Pacer
     from mooncake_lab.serving.runtime import ClusterRuntime
     from mooncake_lab.serving.spec import LiveOptions
@@ -20,5 +20,5 @@ __all__ = [
     "RejectedError",
     "RequestStream",
     "WorkerError",
-    "WorkerPool",
+    "WorkerProcesses",
 ]

@@ -21,9 +21,9 @@ BATCHES: Final = ((1, 32), (1, 512), (4, 128), (8, 64), (16, 32), (16, 128))
 """Requests of a batch and the context of each."""
 LEAST_PROMPTS: Final = 3
 LEAST_BATCHES: Final = 3
-"""Of each so many are needed to fit a latency model, which has three coefficients for each."""
+"""Prompts and batches that a latency model needs: it has three coefficients for each stage."""
 STEPS: Final = 6
-"""Of each batch that are timed."""
+"""Timed decode steps of each batch."""
 _LEAST_LIMIT_S: Final = 120.0
 _MOST_LIMIT_S: Final = 3600.0
 _SLOWEST_FLOPS: Final = 5e9

@@ -14,7 +14,7 @@ from typing import Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.cluster import ClusterSpec, WorkerState, events
+from mooncake_lab.cluster import ClusterSpec, InstanceState, events
 from mooncake_lab.conductor import Estimator
 from mooncake_lab.core import Request, block_keys
 from mooncake_lab.serving.launch import LONGEST_PAUSE_S
@@ -37,7 +37,7 @@ class Clients:
     """
 
     def __init__(
-        self, spec: ClusterSpec, options: LiveOptions, ready: Ready, workers: Callable[[], list[WorkerState]]
+        self, spec: ClusterSpec, options: LiveOptions, ready: Ready, workers: Callable[[], list[InstanceState]]
     ) -> None:
         self.streams: dict[int, RequestStream] = {}
         """The answers to requests in flight, by request id."""
@@ -46,13 +46,13 @@ class Clients:
         self._ready = ready
         self._workers = workers
         self._next_id = 0
-        self._room_tokens = ready.window  # of the smallest engine, when one was last up
+        self._room_tokens = ready.max_context_tokens  # of the smallest engine, when one was last up
 
     def max_model_len(self) -> int:
-        """The most tokens that a prompt and its answer may have together: the window, or an engine's KVCache."""
+        """The most tokens of a prompt and its answer together: the context length, or the KVCache of an engine."""
         rooms = (each.decode.capacity_tokens for each in self._workers() if each.role != "prefill")
         self._room_tokens = min(rooms, default=self._room_tokens)
-        return min(self._ready.window, self._room_tokens)
+        return min(self._ready.max_context_tokens, self._room_tokens)
 
     def accept(
         self, prompt: npt.NDArray[np.int32], params: SamplingParams, traced: Request | None
@@ -130,7 +130,7 @@ class Clients:
     def _most_tokens(self) -> int:
         """KVCache that may be expected; 0 while no worker decodes."""
         room = sum(each.decode.capacity_tokens for each in self._workers() if each.role != "prefill")
-        return int(self._options.most_waiting * room)
+        return int(self._options.max_kv_oversubscription * room)
 
     def _refusal(self, stream: RequestStream) -> str:
         """Why there is no room for one more request; empty where there is. Alone, a request always has room."""

@@ -17,10 +17,13 @@ from mooncake_lab.perf import LatencyModel
 from mooncake_lab.serving.launch import Launcher
 from mooncake_lab.serving.messages import DropConnections, SamplingParams
 from mooncake_lab.serving.runtime import ClusterRuntime
+from mooncake_lab.serving.sessions import LiveClients
 from mooncake_lab.serving.spec import LiveOptions
 from mooncake_lab.serving.stream import RejectedError, RequestStream
+from mooncake_lab.workload.sessions import ClientRules, ClientSession
 from mooncake_lab.workload.transforms import prompt_of
 
+_NO_RULES: Final = ClientRules()
 _NOT_OPEN: Final = "this cluster is not open; use it in a `with` block"
 _Result = TypeVar("_Result")
 
@@ -38,7 +41,7 @@ class LiveCluster:
         options: what only a live cluster has, such as its model.
         model: how long everything takes, as the Conductor believes; None measures it at the start.
         estimate: what the Conductor believes instead.
-        pool: where workers come from; None makes one for this cluster alone.
+        launcher: where workers come from; None makes one for this cluster alone.
 
     Raises:
         ValueError: when a live cluster cannot do what the spec asks.
@@ -51,7 +54,7 @@ class LiveCluster:
         *,
         model: LatencyModel | None = None,
         estimate: Estimator | None = None,
-        pool: Launcher | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
         self.spec = spec
         self.options = options or LiveOptions()
@@ -62,11 +65,13 @@ class LiveCluster:
         """What the coordinator was told in the latest run, and when it learned of it."""
         self.outputs: dict[int, tuple[int, ...]] = {}
         """Tokens of each request of the latest run, by its id."""
+        self.clients: LiveClients | None = None
+        """The clients of the latest `play`."""
         self.on_record: Callable[[Record], None] = lambda _: None
         """Told each record as it is written, on the cluster's thread."""
         self._written: list[Record] = []
         self._runtime = ClusterRuntime(
-            spec, self.options, model=model, estimate=estimate, pool=pool, write=self._write
+            spec, self.options, model=model, estimate=estimate, launcher=launcher, write=self._write
         )
         # the lists are others in each run
         self._runtime.on_decision = lambda decided: self.decisions.append(decided)  # noqa: PLW0108
@@ -118,6 +123,23 @@ class LiveCluster:
         """
         return self._do(self._run(list(requests), until_s))
 
+    def play(
+        self, sessions: Iterable[ClientSession], rules: ClientRules = _NO_RULES, *, concurrency: int | None = None
+    ) -> list[Record]:
+        """Serve clients that wait for their answers, until all sessions have ended; the run's log.
+
+        `clients` then says what they sent and received.
+
+        Args:
+            sessions: what they send.
+            rules: how they behave.
+            concurrency: how many sessions are played at once; None begins each at its recorded time.
+
+        Raises:
+            ValueError: when a turn does not fit the cluster; none is served then.
+        """
+        return self._do(self._play(sessions, rules, concurrency))
+
     def generate(
         self, prompts: Sequence[Sequence[int] | npt.NDArray[np.int32]], *, max_new_tokens: int = 16
     ) -> list[tuple[int, ...]]:
@@ -151,7 +173,7 @@ class LiveCluster:
         Raises:
             KeyError: when no such worker is up.
         """
-        self._do(_called(lambda: self._runtime.supervisor.links[name].send(DropConnections())))
+        self._do(_called(lambda: self._runtime.supervisor.connections[name].send(DropConnections())))
 
     @property
     def now_s(self) -> float:
@@ -165,7 +187,7 @@ class LiveCluster:
 
     def pids(self) -> dict[str, int]:
         """The process of each worker that is up."""
-        return {name: link.ready.pid for name, link in list(self._runtime.supervisor.links.items())}
+        return {name: link.ready.pid for name, link in list(self._runtime.supervisor.connections.items())}
 
     def _write(self, record: Record) -> None:
         self._written.append(record)
@@ -192,6 +214,18 @@ class LiveCluster:
         errors = [error for task in done if (error := task.exception()) is not None]
         if errors:
             raise errors[0]
+        return self.log
+
+    async def _play(
+        self, sessions: Iterable[ClientSession], rules: ClientRules, concurrency: int | None
+    ) -> list[Record]:
+        runtime = self._runtime
+        clients = self.clients = LiveClients(runtime, sessions, rules, concurrency=concurrency)
+        self._written, self.decisions, self.events, self.outputs = [], [], [], clients.outputs
+        runtime.begin_run()
+        await clients.play()
+        await runtime.pending_calls.drain()
+        self.log = sorted(self._written, key=attrgetter("at_s"))
         return self.log
 
     async def _serve(self, traced: TracedRequest) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from mooncake_lab.engine import Engine, GenerationRequest, KVSpan
 from mooncake_lab.engine.kv_layout import KVLayout
-from mooncake_lab.engine.roles import Prompt
+from mooncake_lab.engine.roles import TokenIds
 from mooncake_lab.net import wire
 from mooncake_lab.serving.calibration import BATCHES, LEAST_BATCHES, LEAST_PROMPTS, PROMPTS, STEPS
 from mooncake_lab.serving.kv_transfer import Identity, borrow, dial, expect
@@ -21,26 +21,26 @@ from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.spec import WorkerSpec
 
 _SHORT_CONTEXT: Final = 4
-"""Of batches in a window in which those above have no room."""
+"""Context of timed batches in a model whose context is too short for those above."""
 _REPEATS: Final = 3
 _ENOUGH_S: Final = 8.0
 """After so long no further round of prompts begins, so that a large model starts soon."""
 _TRANSFERS: Final = 10
-"""Of each size."""
+"""Timed transfers of each size."""
 _PROBES_BYTES: Final = (2**10, 2**16, 2**20, 2**22)
 
 
 def measure_prefill(
-    prefill: Callable[[Prompt, Sequence[KVSpan]], object], layout: KVLayout, spec: WorkerSpec, vocabulary: int
+    prefill: Callable[[TokenIds, Sequence[KVSpan]], object], layout: KVLayout, spec: WorkerSpec, vocabulary: int
 ) -> tuple[tuple[int, int, float], ...]:
     """Rows of prompt tokens, reused tokens and the median of a few times (s); coupled engines reuse none.
 
     The median, not the fastest: few prompts are served in the fastest of three times.
     """
     is_coupled = spec.role == "coupled"
-    longest = min(spec.window, spec.device_tokens) if is_coupled else spec.window
+    longest = min(spec.max_context_tokens, spec.device_tokens) if is_coupled else spec.max_context_tokens
     fit = [part for part in PROMPTS if part[0] < longest and not (part[1] and is_coupled)]
-    if len(fit) < LEAST_PROMPTS:  # a model with a very short window
+    if len(fit) < LEAST_PROMPTS:  # a model with a very short context
         fit = [(tokens, 0) for tokens in (longest // 4, longest // 2, longest - 1) if tokens > 0]
     times_s: dict[tuple[int, int], list[float]] = {lengths: [] for lengths in fit}
     seeds, start_s = itertools.count(), time.perf_counter()
@@ -58,7 +58,7 @@ def measure_decode(engine: Engine, layout: KVLayout, spec: WorkerSpec, vocabular
     rows, loads, seeds = list[tuple[int, int, float]](), list[tuple[int, float]](), itertools.count()
     for batch, context in (*BATCHES, *((batch, _SHORT_CONTEXT) for batch in (1, 2, 3, 4))):
         most = STEPS + 2 + batch  # a policy may let the requests in one by one
-        fits = context + most < spec.window and batch <= (spec.max_requests or batch)
+        fits = context + most < spec.max_context_tokens and batch <= (spec.max_requests or batch)
         if not fits or batch * (context + most + spec.block_size_tokens) > spec.device_tokens:
             continue
         if context == _SHORT_CONTEXT and len(rows) >= LEAST_BATCHES:
@@ -91,12 +91,12 @@ def measure_transfer(
     """
     best_s = dict.fromkeys(_PROBES_BYTES, float("inf"))
     with dial(port, identity) as peer:
-        window = None if channel is None else borrow(peer, identity, max(_PROBES_BYTES))
+        buffer = None if channel is None else borrow(peer, identity, max(_PROBES_BYTES))
         for size in _PROBES_BYTES * _TRANSFERS:  # a moment in which the machine is busy disturbs no size alone
             payload = np.zeros(size, np.uint8)
             start_s = time.perf_counter()
             link.hold(size)
-            pushed = None if channel is None or window is None else channel.write(window, [payload])
+            pushed = None if channel is None or buffer is None else channel.write(buffer, [payload])
             probe, rest = (Probe(), (payload,)) if pushed is None else (Probe(pushed, size), ())
             wire.send_frame(peer, probe, rest, identity.timeout_s)
             expect(peer, Ack, identity.timeout_s)
@@ -104,7 +104,7 @@ def measure_transfer(
     return tuple(best_s.items())
 
 
-def _prompt(tokens: int, seed: int, vocabulary: int) -> Prompt:
+def _prompt(tokens: int, seed: int, vocabulary: int) -> TokenIds:
     return np.random.default_rng(seed).integers(0, vocabulary, tokens).astype(np.int32)
 
 

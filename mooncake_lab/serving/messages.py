@@ -17,7 +17,7 @@ from mooncake_lab.core import DecodeStretch
 from mooncake_lab.net import frames
 from mooncake_lab.perf import ModelShape
 
-VERSION: Final = 11
+VERSION: Final = 12
 """The version of this protocol; both sides send theirs before anything else."""
 MOST_BODY_BYTES: Final = 16 * 1024**2
 """The largest frame: a prompt of four million tokens."""
@@ -33,7 +33,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def attempt(self) -> events.Attempt:
-        """It as the coordinator names it."""
+        """The attempt, as the coordinator names it."""
         return events.Attempt(self.request_id, self.n)
 
 
@@ -52,12 +52,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True):
-    """Leading blocks of a prompt that another prefill worker holds, or the pool."""
+    """Leading blocks of a prompt that another prefill worker holds, or the shared store."""
 
     source: str
-    """The name of the worker, or `POOL`."""
+    """The name of the worker, or `SHARED_STORE`."""
     port: int | None
-    """Of the worker; None for the pool, which a worker asks for what its peer lacks, too."""
+    """The port of the worker; None for the shared store, which is also asked for what a peer lacks."""
     blocks: int
 
 
@@ -84,6 +84,9 @@ class PrefillOrder(RequestOrder, frozen=True, kw_only=True, tag=1):
 
 class DecodeOrder(RequestOrder, frozen=True, kw_only=True, tag=2):
     """To a decode worker: KVCache of this prompt will come; decode it then."""
+
+    keep_at: int | None = None
+    """The port of the prefill worker that keeps the whole blocks of the answer; None where nobody does."""
 
 
 class CancelOrder(msgspec.Struct, frozen=True, tag=3):
@@ -114,8 +117,8 @@ class Measure(msgspec.Struct, frozen=True, tag=7):
     port: int | None
 
 
-class UsePool(msgspec.Struct, frozen=True, tag=9):
-    """The pool is at this address now; None where it is gone."""
+class UseSharedStore(msgspec.Struct, frozen=True, tag=9):
+    """The address of the shared store from now on; None where it is gone."""
 
     address: str | None
 
@@ -125,7 +128,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=8):
 
 
 Order: TypeAlias = (
-    PrefillOrder | DecodeOrder | CancelOrder | Ping | DropConnections | ResetPrefixCache | Measure | UsePool
+    PrefillOrder | DecodeOrder | CancelOrder | Ping | DropConnections | ResetPrefixCache | Measure | UseSharedStore
     | Shutdown
 )  # fmt: skip
 """What a worker is told."""
@@ -139,7 +142,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=30):
     pid: int
     port: int
     fingerprint: bytes
-    window: int
+    max_context_tokens: int
     """Longest context (tokens)."""
     capacity_tokens: int
     """KVCache tokens that its engine holds."""
@@ -156,6 +159,7 @@ WorkerEvent: TypeAlias = (
     | events.PrefillDone
     | events.ChunkDone
     | events.Preempted
+    | events.AnswerKept
     | events.KVArrived
     | events.KVLoaded
     | events.DecodeStarted
@@ -187,10 +191,10 @@ class CacheUpdate(msgspec.Struct, frozen=True, kw_only=True, tag=37):
     """Blocks of it that are in DRAM again."""
     demoted: tuple[bytes, ...] = ()
     """Blocks of it that are on the SSD only."""
-    pooled: tuple[bytes, ...] = ()
-    """Blocks that it knows to be in the pool since the last update."""
-    unpooled: tuple[bytes, ...] = ()
-    """Blocks that it knows to be no longer there."""
+    shared_added: tuple[bytes, ...] = ()
+    """Blocks in the shared store that the worker learned of since the last update."""
+    shared_removed: tuple[bytes, ...] = ()
+    """Blocks that are no longer there, as far as the worker knows."""
     damaged_blocks: int = 0
     """Blocks whose checksum did not match when they were read, since the last update; they are not used."""
 
@@ -268,8 +272,20 @@ class KVChunk(msgspec.Struct, frozen=True, kw_only=True, tag=62):
     pushed: RemoteWrite | None = None
 
 
+class AnswerBlocks(msgspec.Struct, frozen=True, array_like=True):
+    """Whole blocks with tokens of an answer."""
+
+    source: str
+    """The decode worker that had them."""
+    first: int
+    """The place of the first one in the prompt with its answer."""
+    keys: tuple[bytes, ...]
+    start_s: float
+    """When they were ready to leave."""
+
+
 class EndTransfer(msgspec.Struct, frozen=True, kw_only=True, tag=63):
-    """That was all of it; answered by `Ack`."""
+    """The end of a transfer; answered by `Ack`."""
 
     job: Job
     first_token: int
@@ -278,13 +294,15 @@ class EndTransfer(msgspec.Struct, frozen=True, kw_only=True, tag=63):
 
     The decode worker reports it again, before its own events: the prefill worker may go down first, or be later.
     """
+    answer: AnswerBlocks | None = None
+    """What the tokens are, where they are of an answer that is to be kept; then nothing is decoded."""
 
 
 class GetBlocks(msgspec.Struct, frozen=True, tag=64):
     """Send these blocks, as far as you have them; answered by a `Blocks` for each layer, or one of 0 blocks."""
 
     job: Job
-    """Whose prefix they are."""
+    """The job whose prefix these blocks are."""
     keys: tuple[bytes, ...]
     into: RemoteAddress | None = None
     """Memory that a Transfer Engine may write each layer of them to, one behind the other."""

@@ -40,7 +40,7 @@ class PendingCalls:
     def confirm(self, names: Iterable[str]) -> None:
         """Ping workers; one that is down was reported, or will be."""
         for name in names:
-            link = self._supervisor.links.get(name)
+            link = self._supervisor.connections.get(name)
             if link is not None:
                 self._confirming[name] = next(self._numbers)
                 link.send(Ping(self._confirming[name]))
@@ -56,12 +56,12 @@ class PendingCalls:
             WorkerError: when one ends meanwhile, with the reason, or takes too long.
             ValueError: when none could write to the SSD, and read that again.
         """
-        links, found = self._supervisor.links, list[Measured]()
+        connections, found = self._supervisor.connections, list[Measured]()
         names = {role: name for name, role in reversed(list(roles.items()))}
         for role, name in names.items():
-            port = links[names["decode"]].ready.port if role == "prefill" else None
+            port = connections[names["decode"]].ready.port if role == "prefill" else None
             answer = self._measured[name] = asyncio.get_running_loop().create_future()
-            link, began_s = links[name], time.monotonic()
+            link, began_s = connections[name], time.monotonic()
             link.send(Measure(port))
             limit_s = measuring_limit_s(link.ready.shape)
             try:
@@ -78,11 +78,11 @@ class PendingCalls:
 
     async def drain(self, order: type[Ping | ResetPrefixCache] = Ping) -> None:
         """Return when everything that workers have reported so far is handled, and the order is done."""
-        links = self._supervisor.links
-        if links:
+        connections = self._supervisor.connections
+        if connections:
             number, everybody = next(self._numbers), asyncio.Event()
-            self._waiting[number] = set(links), everybody
-            for link in links.values():
+            self._waiting[number] = set(connections), everybody
+            for link in connections.values():
                 link.send(order(number))
             with contextlib.suppress(TimeoutError):
                 await within(everybody.wait(), self._timeout_s)
@@ -107,7 +107,7 @@ class PendingCalls:
             self._not_waiting(name, number)
         if name in self._measured:
             future = self._measured.pop(name)
-            if not future.done():  # else nobody waits any more
+            if not future.done():  # else the caller has stopped waiting
                 future.set_exception(WorkerError(f"{name} ended while it was measured"))
 
     def _not_waiting(self, name: str, number: int) -> None:

@@ -1,7 +1,7 @@
-"""A prefill worker's store of prefix blocks: its DRAM, its SSD, and the pool that all workers share.
+"""A prefill worker's store of prefix blocks: its DRAM, its SSD, and the store that all workers share.
 
 A prefix is read layer by layer while the prompt behind it is computed (arXiv Fig. 7), wherever it lies: a
-`PrefixPlan` reads the worker's own tiers, and takes in what comes from another worker or from the pool.
+`PrefixPlan` reads the worker's own tiers, and takes in what comes from another worker or from the shared store.
 """
 
 import mmap
@@ -17,7 +17,7 @@ from typing import Final, final
 import numpy as np
 import torch
 
-from mooncake_lab.cluster import POOL
+from mooncake_lab.cluster import SHARED_STORE
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
 from mooncake_lab.serving.kv_transfer import LayerStream
@@ -30,21 +30,22 @@ from mooncake_lab.store.backends import (
     BlockNotFoundError,
     DramBackend,
     MooncakeClient,
-    MooncakePool,
+    MooncakeStore,
     RemoteBackend,
     Reservation,
     SsdBackend,
     StorageBackend,
     StorageError,
 )
+from mooncake_lab.store.eviction import PolicyFactory, make_policy
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 from mooncake_lab.store.tiers import TierChange
 
 _QUEUED_SHARE: Final = 4
 """One part in four of a tier is for blocks on their way to the tier below."""
 _TIMED_BLOCKS: Final = 8
-_POOL_STOP_S: Final = 1.0
-"""How long a pool that is left may take for the blocks that wait for it."""
+_SHARED_STOP_S: Final = 1.0
+"""How long a shared store that is left may take for the blocks that wait for it."""
 SSD: Final = "ssd"
 """The name of the tier on the SSD."""
 
@@ -205,12 +206,13 @@ class PrefixPlan:
 class PrefixCache:
     """Blocks by key in a `TieredStore`, and what the cluster was told of them.
 
-    Blocks that DRAM evicts go to the SSD, and from there to the pool that all workers share. What is in DRAM and
-    on the SSD is the worker's own: a prompt is computed from that, and what is only in the pool is copied to DRAM
-    first. Blocks on the SSD stay when a worker fails: its replacement opens the same folder and finds them.
+    Blocks that DRAM evicts go to the SSD, and from there to the store that all workers share. What is in DRAM and
+    on the SSD is the worker's own: a prompt is computed from that, and what is only in the shared store is copied
+    to DRAM first. Blocks on the SSD stay when a worker fails; its replacement reads the same folder.
 
-    Methods may be called from several threads, but `news`, `forget` and `close` from one only, and `use_pool` from
-    one only. `use_pool` and `close` do not wait for a pool that stalls. Mutable: it is a cache and owns its media.
+    Methods may be called from several threads, but `news`, `forget` and `close` from one only, and
+    `use_shared_store` from one only. `use_shared_store` and `close` do not wait for a shared store that stalls.
+    Mutable: it is a cache and owns its media.
 
     Args:
         spec: how much it holds, and where.
@@ -225,12 +227,14 @@ class PrefixCache:
     def __init__(self, spec: WorkerSpec, layout: KVLayout) -> None:
         self.layout = layout
         self._link = PacedLink(spec.network_bytes_per_s)  # in the other direction than what the worker sends
-        self._pool_reads_layers = spec.pool != "mooncake"  # which reads the whole block for each of its layers
+        self._shared_reads_layers = (
+            spec.shared_store != "mooncake"
+        )  # which reads the whole block for each of its layers
         self._dram_bytes = spec.cache_tokens * layout.bytes_per_token
         self._ssd = None if spec.ssd_dir is None else self._open_ssd(spec, spec.ssd_dir)
         self._dram = DramBackend(self._dram_bytes)
-        self._pool: StorageBackend | None = None
-        self._store = self._open_store(has_pool=spec.pool is not None)
+        self._shared: StorageBackend | None = None
+        self._store = self._open_store(spec)
         self._damaged = 0
         """Damaged blocks that were reported."""
 
@@ -243,7 +247,7 @@ class PrefixCache:
         """
         limit = len(keys) if read_from_ssd is None else read_from_ssd
         tiers = map(self._store.tier_of, keys)
-        own = takewhile(lambda found: found[1] not in {None, POOL}, enumerate(tiers))
+        own = takewhile(lambda found: found[1] not in {None, SHARED_STORE}, enumerate(tiers))
         return sum(1 for _ in takewhile(lambda found: found[1] != SSD or found[0] < limit, own))
 
     def prefix(self, keys: Sequence[bytes]) -> PrefixPlan:
@@ -256,10 +260,10 @@ class PrefixCache:
         """Fill tensors with layers of a block; the tier that had it, or None where no tier could deliver it."""
         return self._store.read_into(key, [bytes_of(layer) for layer in layers], first_layer=first_layer)
 
-    def pooled(self, keys: Sequence[bytes], first: int) -> LayerStream:
-        """The leading blocks that are here or in the pool, which is asked; see `PrefixSource`."""
+    def shared(self, keys: Sequence[bytes], first: int) -> LayerStream:
+        """The leading blocks that are here or in the shared store, which is asked; see `PrefixSource`."""
         blocks = self._store.match_prefix(keys, first=first)
-        together = 1 if self._pool_reads_layers else self.layout.layers
+        together = 1 if self._shared_reads_layers else self.layout.layers
         for layer in PrefixPlan(self, keys).layers(blocks, together=together):
             self._link.hold(layer.nbytes)
             yield layer
@@ -331,18 +335,21 @@ class PrefixCache:
         return None if update == CacheUpdate() else update
 
     def forget(self) -> CacheUpdate:
-        """Empty every tier, the pool too; what the cluster has to forget."""
+        """Empty every tier, the shared store too; what the cluster has to forget."""
         changes = self._store.clear()
-        if self._pool is not None:
-            _empty(self._pool, [key for key, before, _, _ in changes if isinstance(key, bytes) and POOL in before])
+        if self._shared is not None:
+            _empty(
+                self._shared,
+                [key for key, before, _, _ in changes if isinstance(key, bytes) and SHARED_STORE in before],
+            )
         return self._update(changes)
 
     def _update(self, changes: Iterable[TierChange]) -> CacheUpdate:
-        """Changes of the store as the cluster counts them: the worker's own blocks, and those of the pool."""
-        added, removed, promoted, demoted, pooled, unpooled = (list[bytes]() for _ in range(6))
+        """Changes as the cluster counts them: of the worker's own blocks, and of those in the shared store."""
+        added, removed, promoted, demoted, shared_added, shared_removed = (list[bytes]() for _ in range(6))
         for key, before, now, is_missing in changes:
             assert isinstance(key, bytes)  # noqa: S101  # all keys of a `TieredStore` are
-            was, stays = (next((tier for tier in tiers if tier != POOL), None) for tiers in (before, now))
+            was, stays = (next((tier for tier in tiers if tier != SHARED_STORE), None) for tiers in (before, now))
             if was is None and stays is not None:
                 added.append(key)
             if was is not None and stays is None:
@@ -351,10 +358,10 @@ class PrefixCache:
                 demoted.append(key)
             if was == SSD and stays not in {SSD, None}:
                 promoted.append(key)
-            if POOL in now and POOL not in before:
-                pooled.append(key)
-            if POOL not in now and (POOL in before or is_missing):
-                unpooled.append(key)
+            if SHARED_STORE in now and SHARED_STORE not in before:
+                shared_added.append(key)
+            if SHARED_STORE not in now and (SHARED_STORE in before or is_missing):
+                shared_removed.append(key)
         damaged = self._store.damaged_blocks()
         newly_damaged, self._damaged = damaged - self._damaged, damaged
         return CacheUpdate(
@@ -362,37 +369,37 @@ class PrefixCache:
             removed=tuple(removed),
             promoted=tuple(promoted),
             demoted=tuple(demoted),
-            pooled=tuple(pooled),
-            unpooled=tuple(unpooled),
+            shared_added=tuple(shared_added),
+            shared_removed=tuple(shared_removed),
             damaged_blocks=newly_damaged,
         )
 
-    def use_pool(self, pool: StorageBackend | None) -> None:
-        """Demote to this pool from now on; None demotes to none. The next `news` reports what that changes.
+    def use_shared_store(self, shared: StorageBackend | None) -> None:
+        """Demote to this store from now on; None demotes to none. The next `news` reports what that changes.
 
         Raises:
-            OSError: when the pool does not answer; then none is used.
+            OSError: when the shared store does not answer; then none is used.
             StorageError: when it cannot be used; likewise.
         """
-        if self._pool is not None:
+        if self._shared is not None:
             try:
                 with self._hanging_up():
                     self._store.detach()
             finally:
-                self._pool = None
-        if pool is not None:
-            self._pool = pool
+                self._shared = None
+        if shared is not None:
+            self._shared = shared
             try:
-                self._store.attach(TierSettings(medium=pool, promotes=False))
+                self._store.attach(TierSettings(medium=shared, promotes=False))
             except BaseException:
-                self._pool = None
-                pool.close()
+                self._shared = None
+                shared.close()
                 raise
 
     def close(self) -> None:
-        """Save what DRAM holds on the SSD, then leave the pool and close all; later calls are refused."""
+        """Save what DRAM holds on the SSD, then leave the shared store and close all; later calls are refused."""
         if self._ssd is not None:
-            self._store.sink(self._ssd.name)  # first, because the pool may stall
+            self._store.sink(self._ssd.name)  # first, because the shared store may stall
         with self._hanging_up():
             self._store.close()
         self._dram.close()
@@ -401,32 +408,37 @@ class PrefixCache:
 
     @contextmanager
     def _hanging_up(self) -> Generator[None]:
-        """Close the pool at the end, or before that where those who use it wait too long."""
-        pool = self._pool
-        if pool is None:
+        """Close the shared store at the end, or before that where those who use it wait too long."""
+        shared = self._shared
+        if shared is None:
             yield
             return
-        late = threading.Timer(_POOL_STOP_S, pool.close)
+        late = threading.Timer(_SHARED_STOP_S, shared.close)
         late.daemon = True
         late.start()
         try:
             yield
         finally:
             late.cancel()
-            pool.close()
+            shared.close()
 
     def _open_ssd(self, spec: WorkerSpec, folder: str) -> SsdBackend:
         capacity_bytes = ssd_bytes(spec.ssd_tokens, self.layout.block_tokens, self.layout.block_bytes)
         return SsdBackend(Path(folder) / spec.name, capacity_bytes, fingerprint=self.layout.fingerprint)
 
-    def _open_store(self, *, has_pool: bool) -> TieredStore:
+    def _open_store(self, spec: WorkerSpec) -> TieredStore:
         media = [self._dram] if self._ssd is None else [self._dram, self._ssd]
-        last = media[-1]
+        last, has_shared = media[-1], spec.shared_store is not None
+
+        def policy(medium: StorageBackend) -> PolicyFactory:
+            return lambda _: make_policy(spec.eviction, max(1, medium.capacity_bytes // self.layout.block_bytes))
+
         return TieredStore(
             [
                 TierSettings(
                     medium=medium,
-                    queue_bytes=medium.capacity_bytes // _QUEUED_SHARE if medium is not last or has_pool else 0,
+                    eviction=policy(medium),
+                    queue_bytes=medium.capacity_bytes // _QUEUED_SHARE if medium is not last or has_shared else 0,
                 )
                 for medium in media
             ],
@@ -434,30 +446,32 @@ class PrefixCache:
         )
 
 
-def open_pool(spec: WorkerSpec, layout: KVLayout, address: str) -> StorageBackend:
-    """The pool at an address, as a tier of a worker's cache.
+def open_shared_store(spec: WorkerSpec, layout: KVLayout, address: str) -> StorageBackend:
+    """The shared store at an address, as a tier of a worker's cache.
 
     Raises:
         StorageError: when it refuses this worker, or Mooncake's wheel is missing.
         OSError: when it does not answer.
     """
-    if spec.pool == "mooncake":
-        capacity_bytes = spec.pool_tokens * layout.bytes_per_token
+    if spec.shared_store == "mooncake":
+        capacity_bytes = spec.shared_store_tokens * layout.bytes_per_token
         client = MooncakeClient(address, 0)
-        return MooncakePool(client, capacity_bytes, layout.block_bytes, fingerprint=layout.fingerprint, name=POOL)
+        return MooncakeStore(
+            client, capacity_bytes, layout.block_bytes, fingerprint=layout.fingerprint, name=SHARED_STORE
+        )
     host, _, port = address.rpartition(":")
     return RemoteBackend(
         (host, int(port)),
         spec.token,
         fingerprint=layout.fingerprint,
-        name=POOL,
+        name=SHARED_STORE,
         timeout_s=spec.fetch_timeout_s,
     )
 
 
-def _empty(pool: StorageBackend, known: Iterable[bytes]) -> None:
-    """Free what a pool holds of this model, as far as it lists that or it is known; it may be gone meanwhile."""
+def _empty(shared: StorageBackend, known: Iterable[bytes]) -> None:
+    """Free what a shared store holds of this model, as far as that is listed or known; the store may be gone."""
     with suppress(OSError, StorageError):
-        for block in dict.fromkeys([*pool.blocks(), *pool.find(known)]):
+        for block in dict.fromkeys([*shared.blocks(), *shared.find(known)]):
             with suppress(BlockNotFoundError):
-                pool.free(block)
+                shared.free(block)

@@ -14,7 +14,17 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.cluster import POOL, ClusterSpec, Coordinator, Event, Executor, WorkerState, carry_out, events
+from mooncake_lab.cluster import (
+    SHARED_STORE,
+    ClusterSpec,
+    Coordinator,
+    DecodePool,
+    Event,
+    Executor,
+    InstanceState,
+    carry_out,
+    events,
+)
 from mooncake_lab.conductor import ClusterView, Decided, Estimator, LatencyEstimator
 from mooncake_lab.core import CacheChanged, Record, Request, blocks_for
 from mooncake_lab.perf import LatencyModel
@@ -25,7 +35,7 @@ from mooncake_lab.serving.launch import Launcher
 from mooncake_lab.serving.pending_calls import PendingCalls
 from mooncake_lab.serving.spec import LiveOptions, check_live, coordinator_rules
 from mooncake_lab.serving.stream import FailedError, RequestStream
-from mooncake_lab.serving.supervisor import Link, Supervisor
+from mooncake_lab.serving.supervisor import Supervisor, WorkerConnection
 from mooncake_lab.serving.timeouts import Timers
 from mooncake_lab.serving.unsent import unsent
 
@@ -42,7 +52,7 @@ class ClusterRuntime(Executor):
         options: what only a live cluster has, such as its model.
         model: how long everything takes, as the Conductor estimates; None measures it when the workers are ready.
         estimate: what the Conductor estimates instead.
-        pool: where workers come from; None makes one for this cluster alone.
+        launcher: where workers come from; None makes one for this cluster alone.
         write: gets each record as the cluster learns of it.
 
     Raises:
@@ -57,7 +67,7 @@ class ClusterRuntime(Executor):
         *,
         model: LatencyModel | None = None,
         estimate: Estimator | None = None,
-        pool: Launcher | None = None,
+        launcher: Launcher | None = None,
         write: Callable[[Record], None],
     ) -> None:
         self.options = options = options or LiveOptions()
@@ -65,17 +75,19 @@ class ClusterRuntime(Executor):
         if options.ssd_dir is not None and model is not None and model.ssd is None:
             raise ValueError(f"latency model {model.name!r} has no ssd, and prefill workers have one")
         self.spec = spec
+        decode = spec.pools[-1]
+        self._keeps_answers = isinstance(decode, DecodePool) and decode.keep_answers
         self.model = model
         self.damaged_blocks: dict[str, int] = {}
         """Blocks that the workers of each name have found damaged in their stores."""
         self.supervisor = Supervisor(
             spec,
             options,
-            pool,
+            launcher,
             worker_up=self._worker_up,
             heard=self._heard,
             worker_exit=self._worker_exit,
-            pool_gone=self._pool_gone,
+            shared_store_gone=self._shared_store_gone,
             time_passes=self._time_passes,
         )
         self.pending_calls = PendingCalls(self.supervisor, options.heartbeat_timeout_s)
@@ -148,13 +160,13 @@ class ClusterRuntime(Executor):
         Those requests are cancelled at their workers, and the log does not say that they ended.
         """
         assert self.estimate is not None  # noqa: S101  # the cluster is open
-        before, names = self._coordinator, (*self.spec.roles, POOL)
+        before, names = self._coordinator, (*self.spec.roles, SHARED_STORE)
         caches, on_ssd = dict[str, tuple[bytes, ...]](), dict[str, tuple[bytes, ...]]()
         if before is not None:
-            caches = {name: tuple(before.workers.cached(name)) for name in names}
-            on_ssd = {name: tuple(before.workers.on_ssd(name)) for name in names}
+            caches = {name: tuple(before.instances.cached(name)) for name in names}
+            on_ssd = {name: tuple(before.instances.on_ssd(name)) for name in names}
             for state in before.requests.values():
-                for worker in state.workers:
+                for worker in state.instances:
                     self.cancel_attempt(events.CancelAttempt(state.attempt, worker.name))
             self._clients.cancel_all()
         self._run += 1
@@ -172,8 +184,8 @@ class ClusterRuntime(Executor):
         early = list(self._events)  # what workers found in their caches before the first run
         self._events.clear()
         for name in names:
-            if name in self.supervisor.links:
-                self._worker_up(name, self.supervisor.links[name])
+            if name in self.supervisor.connections:
+                self._worker_up(name, self.supervisor.connections[name])
             if caches.get(name):
                 changed = {"added": caches[name], "removed": (), "demoted": on_ssd[name]}
                 self.report(CacheChanged(at_s=self.now_s(), instance=name, **changed))
@@ -201,9 +213,9 @@ class ClusterRuntime(Executor):
         return self._clients.streams
 
     @property
-    def workers(self) -> list[WorkerState]:
+    def workers(self) -> list[InstanceState]:
         """What the cluster knows about the workers that are up."""
-        return self.coordinator.workers.up
+        return self.coordinator.instances.up
 
     # what clients do
 
@@ -306,8 +318,14 @@ class ClusterRuntime(Executor):
             KeyError: when the worker is down.
         """
         prompt, params = self.streams[command.request.id].remaining(command.request.input_tokens)
-        order = messages.DecodeOrder(job=self._job(command.attempt), prompt=prompt, params=params)
-        self.supervisor.links[command.worker].send(order)
+        keep_at = self._keeper(command.request.id) if self._keeps_answers else None
+        order = messages.DecodeOrder(job=self._job(command.attempt), prompt=prompt, params=params, keep_at=keep_at)
+        self.supervisor.connections[command.instance].send(order)
+
+    def _keeper(self, request_id: int) -> int | None:
+        """The port of the prefill worker that keeps the answer of a request; None where it has just gone down."""
+        link = self.supervisor.connections.get(self.coordinator.requests[request_id].prefill_instance.name)
+        return None if link is None else link.ready.port
 
     def run_prefill(self, command: events.RunPrefill) -> None:
         """Tell a worker to compute a prompt, where its prefix is, and where its KVCache goes.
@@ -315,25 +333,25 @@ class ClusterRuntime(Executor):
         Raises:
             KeyError: when one of the workers is down.
         """
-        request, placement, links = command.request, command.placement, self.supervisor.links
+        request, placement, workers = command.request, command.placement, self.supervisor.connections
         stream, fetch = self.streams[request.id], None
         blocks = blocks_for(placement.reused_tokens, self.spec.block_size_tokens)
         if placement.fetch_from is not None:
-            holder = links.get(placement.fetch_from)  # None where it has just gone down
+            holder = workers.get(placement.fetch_from)  # None where it has just gone down
             fetch = messages.Fetch(placement.fetch_from, None if holder is None else holder.ready.port, blocks)
-        elif self.supervisor.pool.address is not None and blocks:
-            fetch = messages.Fetch(POOL, None, blocks)
+        elif self.supervisor.shared_store.address is not None and blocks:
+            fetch = messages.Fetch(SHARED_STORE, None, blocks)
         prompt, params = stream.remaining(request.input_tokens)
         is_coupled = self.spec.roles[placement.prefill] == "coupled"
-        held_blocks = self.coordinator.workers.matched_blocks(placement.prefill, request)
-        links[placement.prefill].send(
+        held_blocks = self.coordinator.instances.matched_blocks(placement.prefill, request)
+        workers[placement.prefill].send(
             messages.PrefillOrder(
                 job=self._job(command.attempt),
                 prompt=prompt,
                 params=params,
                 shown_tokens=request.input_tokens - len(stream.prompt),
                 reused_blocks=blocks if blocks < held_blocks else None,
-                deliver_to=None if is_coupled else links[placement.decode].ready.port,
+                deliver_to=None if is_coupled else workers[placement.decode].ready.port,
                 fetch=fetch,
             )
         )
@@ -343,13 +361,13 @@ class ClusterRuntime(Executor):
 
     def cancel_attempt(self, command: events.CancelAttempt) -> None:
         """Tell a worker to stop an attempt; one that is down has stopped."""
-        link = self.supervisor.links.get(command.worker)
-        if link is not None:
-            link.send(messages.CancelOrder(self._job(command.attempt)))
+        worker = self.supervisor.connections.get(command.instance)
+        if worker is not None:
+            worker.send(messages.CancelOrder(self._job(command.attempt)))
 
-    def confirm_workers(self, command: events.ConfirmWorkers) -> None:
+    def confirm_instances(self, command: events.ConfirmInstances) -> None:
         """Ask each worker to answer."""
-        self.pending_calls.confirm(command.workers)
+        self.pending_calls.confirm(command.instances)
 
     def reject(self, command: events.Reject) -> None:
         """End the answer of a request with the reason."""
@@ -379,13 +397,13 @@ class ClusterRuntime(Executor):
 
     # what workers do
 
-    def _worker_up(self, name: str, link: Link) -> None:
+    def _worker_up(self, name: str, worker: WorkerConnection) -> None:
         if self._coordinator is None:
             return  # the first run begins with all workers
-        role, tokens = self.spec.roles[name], link.ready.capacity_tokens
+        role, tokens = self.spec.roles[name], worker.ready.capacity_tokens
         cache = None if role == "decode" else name
         self.report(
-            events.WorkerUp(at_s=self.now_s(), worker=name, role=role, capacity_tokens=tokens, cache=cache)
+            events.InstanceUp(at_s=self.now_s(), instance=name, role=role, capacity_tokens=tokens, cache=cache)
         )
 
     def _worker_exit(self, name: str) -> None:
@@ -394,7 +412,7 @@ class ClusterRuntime(Executor):
             early = [one for one in self._events if not (isinstance(one, CacheChanged) and one.instance == name)]
             self._events = deque(early)
             return
-        self.report(events.WorkerDown(at_s=self.now_s(), worker=name))
+        self.report(events.InstanceDown(at_s=self.now_s(), instance=name))
 
     def _time_passes(self, seconds: float) -> None:
         if self._coordinator is None:
@@ -402,10 +420,10 @@ class ClusterRuntime(Executor):
         for request_id in self._timers.passed(seconds, self.streams):
             self.report(events.TimerFired(at_s=self.now_s(), request_id=request_id))
 
-    def _pool_gone(self) -> None:
+    def _shared_store_gone(self) -> None:
         if self._coordinator is not None:  # else the first run begins without what it held
-            gone = tuple(self._coordinator.workers.cached(POOL))
-            self.report(CacheChanged(at_s=self.now_s(), instance=POOL, added=(), removed=gone))
+            gone = tuple(self._coordinator.instances.cached(SHARED_STORE))
+            self.report(CacheChanged(at_s=self.now_s(), instance=SHARED_STORE, added=(), removed=gone))
 
     def _heard(self, name: str, message: messages.WorkerMessage) -> None:
         match message:
@@ -415,12 +433,12 @@ class ClusterRuntime(Executor):
                 self.damaged_blocks[name] = self.damaged_blocks.get(name, 0) + message.damaged_blocks
                 changes = {each: getattr(message, each) for each in ("added", "removed", "promoted", "demoted")}
                 self.report(CacheChanged(at_s=self.now_s(), instance=name, **changes))
-                if message.pooled or message.unpooled:
-                    pooled = {"added": message.pooled, "removed": message.unpooled}
-                    self.report(CacheChanged(at_s=self.now_s(), instance=POOL, **pooled))
+                if message.shared_added or message.shared_removed:
+                    changes = {"added": message.shared_added, "removed": message.shared_removed}
+                    self.report(CacheChanged(at_s=self.now_s(), instance=SHARED_STORE, **changes))
             case messages.Pong():
                 if self.pending_calls.answered(name, message.number):
-                    self.report(events.WorkerConfirmed(at_s=self.now_s(), worker=name))
+                    self.report(events.InstanceConfirmed(at_s=self.now_s(), instance=name))
             case messages.Measured():
                 self.pending_calls.measured(name, message)
             case _:
@@ -450,7 +468,7 @@ class ClusterRuntime(Executor):
         if isinstance(event, events.AttemptFailed):
             state = self.coordinator.requests.get(event.attempt.request_id)
             if event.retriable and state is not None:
-                changes["suspects"] = tuple(worker.name for worker in state.workers)
+                changes["suspects"] = tuple(worker.name for worker in state.instances)
             changes["reason"] = f"trouble on {name} ({event.reason})"
         return msgspec.structs.replace(event, **changes)
 

@@ -7,17 +7,19 @@ import msgspec
 
 from mooncake_lab.batching import BATCHING_POLICIES, BatchingPolicy
 from mooncake_lab.cluster import ClusterSpec, CoordinatorRules, CoupledPool, PrefillPool, Role
+from mooncake_lab.core.renamed import renamed_fields
 from mooncake_lab.engine.config import NUMBER_BYTES
 from mooncake_lab.serving.pacer import Pacer
+from mooncake_lab.store.eviction import EVICTION_POLICIES
 
 _REMEMBERED_BLOCKS: Final = 2**18
 """Most blocks that a worker remembers to be in a Mooncake Store that runs elsewhere, which tells no capacity."""
 _MAY_BE_ZERO: Final = {"seed", "spares"}
 _LEAST_DRAM_BLOCKS: Final = 8
-"""That a worker needs in DRAM above an SSD or a pool."""
+"""Blocks that a worker needs in DRAM above an SSD or a shared store."""
 
-PoolKind = Literal["remote", "mooncake"]
-"""Whose server holds the pool: our block server, or the Mooncake Store."""
+SharedStoreKind = Literal["remote", "mooncake"]
+"""The server of the shared store: our block server, or the Mooncake Store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +29,14 @@ class ModelOptions:
     model: str = "random:lab-tiny"
     """A Hugging Face directory, or `random:SHAPE`."""
     seed: int = 0
-    """Of random weights."""
+    """Seed of random weights."""
     device: str = "auto"
     """auto takes GPUs in turn where there are any, several workers to one if need be; or cpu, cuda, cuda:1."""
     dtype: str | None = None
     backend: str = "auto"
     """Who computes: auto, dense, cpu or cuda."""
     max_model_len: int = 8192
-    """Longest context; fewer where the model's window is shorter."""
+    """Longest context; fewer where the model's context length is shorter."""
     threads: int = 1
     """Threads of each worker's engine."""
 
@@ -45,10 +47,10 @@ class WorkerOptions(ModelOptions):
 
     ssd_dir: str | None = None
     """Where each prefill worker keeps a folder of its own, of `PrefillPool.ssd_tokens`; None has no SSD."""
-    pool: PoolKind | None = None
+    shared_store: SharedStoreKind | None = None
     """The store below DRAM and SSD that all prefill workers share; None has none."""
-    pool_tokens: int = 65_536
-    """KVCache in the pool; of a pool that runs elsewhere, what a worker remembers to be there."""
+    shared_store_tokens: int = 65_536
+    """KVCache in the shared store; of one that runs elsewhere, what a worker remembers to be there."""
     transfer: Literal["tcp", "mooncake"] = "tcp"
     """How KVCache travels: over the workers' own connections, or by Mooncake's Transfer Engine.
 
@@ -57,7 +59,7 @@ class WorkerOptions(ModelOptions):
     transfer_bytes: int = 2**26
     """Memory of each worker that this engine may touch; what finds no room there takes the connection."""
     network_bytes_per_s: float | None = None
-    """KVCache that a worker sends to others, or reads from the pool, at most; None is what the machine carries."""
+    """KVCache that a worker sends to others, or reads from the shared store, at most; None is no limit."""
     peer_timeout_s: float = 10.0
     """How long a worker may keep another waiting inside a frame."""
     log_layers: bool = False
@@ -66,21 +68,25 @@ class WorkerOptions(ModelOptions):
     """The pace of computing; None computes as fast as the machine can."""
 
 
+@renamed_fields(
+    pool="shared_store", pool_tokens="shared_store_tokens", pool_address="shared_store_address",
+    most_waiting="max_kv_oversubscription",
+)  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveOptions(WorkerOptions):
     """How a cluster of real engines runs on this machine.
 
     Raises:
-        ValueError: when a number is out of range, or an address is none.
+        ValueError: when a number is out of range, or an address cannot be one.
     """
 
-    pool_address: str | None = None
-    """HOST:PORT of a Mooncake Store that runs already; None starts and stops the pool with the cluster."""
+    shared_store_address: str | None = None
+    """HOST:PORT of a Mooncake Store that runs already; None starts and stops the store with the cluster."""
     max_inflight_requests: int = 1024
     """Requests in the cluster at once; one more is refused."""
-    most_waiting: float = 4.0
-    """KVCache that all requests under way are expected to need, in decode engines full of it. What finds no room
-    in an engine waits in host memory. A request that would exceed it is refused, unless it is alone."""
+    max_kv_oversubscription: float = 4.0
+    """KVCache that all requests in flight may be expected to need, over that of all decode engines. What has no
+    room in an engine waits in host memory. A request that would exceed it is refused, unless it is alone."""
     expected_answer_tokens: int = 512
     """How long an answer is expected to be, as far as the request allows, until it is longer than half of that.
     Our assumption: no request tells how long its answer will be."""
@@ -107,12 +113,14 @@ class LiveOptions(WorkerOptions):
         )
         _refuse_if(self.transfer_bytes < 2**20, f"transfer_bytes is {self.transfer_bytes}; {2**20} are the least")
         _refuse_if(
-            self.pool_address is not None and self.pool != "mooncake",
-            f"pool_address is {self.pool_address!r} and pool {self.pool!r}; only a Mooncake Store has one",
+            self.shared_store_address is not None and self.shared_store != "mooncake",
+            f"shared_store_address is {self.shared_store_address!r} and shared_store {self.shared_store!r};"
+            " only a Mooncake Store has one",
         )
         _refuse_if(
-            self.pool_address is not None and not _is_address(self.pool_address),
-            f"pool_address is {self.pool_address!r}; HOST:PORT is needed, with a port from 1 to 65535",
+            self.shared_store_address is not None and not _is_address(self.shared_store_address),
+            f"shared_store_address is {self.shared_store_address!r}; HOST:PORT is needed, with a port from 1 to"
+            " 65535",
         )
 
 
@@ -123,26 +131,31 @@ class WorkerSpec(WorkerOptions):
     name: str
     role: Role
     index: int
-    """Its place among all workers, from which its GPU follows."""
+    """Place of the worker among all, from which its GPU follows."""
     token: bytes
     """The secret that all workers of a cluster share, and its block server."""
     block_size_tokens: int
     streams_layers: bool
     prefix_caching: bool = False
     cache_tokens: int = 0
+    eviction: str = "lru"
+    """Eviction policy of DRAM and SSD, by its name; an engine has LRU."""
     ssd_tokens: int = 0
     fetch_timeout_s: float = 0.0
     chunk_tokens: int = 0
     device_tokens: int = 0
+    pack_tokens: int = 0
+    """Tokens up to which a prefill worker packs prompts."""
     max_batch_tokens: int = 0
+    """Tokens that a coupled worker computes per iteration at most."""
     max_requests: int | None = None
     max_request_tokens: int | None = None
     batching: tuple[str, dict[str, Any]] = ("", {})
     """The policy of a coupled worker, by its name and its parameters."""
 
     @property
-    def window(self) -> int:
-        """Longest prompt with its answer that this worker takes; the model's window may be shorter."""
+    def max_context_tokens(self) -> int:
+        """Longest prompt with its answer that this worker takes; the model's context length may be shorter."""
         return min(self.max_model_len, self.max_request_tokens or self.max_model_len)
 
 
@@ -162,9 +175,8 @@ def check_live(spec: ClusterSpec, options: LiveOptions) -> None:
 def _check_prefill(pool: PrefillPool, block: int, options: LiveOptions) -> None:
     unable = {
         "prefill_group": (pool.prefill_group, 1, "each worker computes its prompts alone"),
-        "shared_cache": (pool.shared_cache, False, "its workers share LiveOptions.pool instead"),
+        "shared_cache": (pool.shared_cache, False, "its workers share LiveOptions.shared_store instead"),
         "overtaking": (pool.overtaking, False, "prompts start in order"),
-        "eviction": (pool.eviction, "lru", "its stores evict what was used least recently"),
     }
     for name, (value, only, why) in unable.items():
         _refuse_if(value != only, f"PrefillPool.{name} is {value!r}; a live cluster has {only!r}: {why}")
@@ -172,8 +184,16 @@ def _check_prefill(pool: PrefillPool, block: int, options: LiveOptions) -> None:
         (options.ssd_dir is None) != (pool.ssd_tokens == 0),
         f"ssd_dir is {options.ssd_dir!r} and ssd_tokens {pool.ssd_tokens}; give a folder and a size, or neither",
     )
+    known = [name for name in EVICTION_POLICIES if name != "belady"]  # which has to know the future
+    _refuse_if(
+        pool.eviction not in known,
+        f"PrefillPool.eviction is {pool.eviction!r}; a live cluster knows {', '.join(known)}",
+    )
     least = _LEAST_DRAM_BLOCKS * block
-    for name, size in (("ssd_tokens", pool.ssd_tokens), ("pool_tokens", options.pool and options.pool_tokens)):
+    for name, size in (
+        ("ssd_tokens", pool.ssd_tokens),
+        ("shared_store_tokens", options.shared_store and options.shared_store_tokens),
+    ):
         _refuse_if(bool(size) and size < block, f"{name} is {size}; a block of {block} has to fit")
         _refuse_if(
             bool(size) and (pool.cache_tokens < least or not pool.prefix_caching),
@@ -193,7 +213,7 @@ def _check_coupled(pool: CoupledPool, block: int, options: LiveOptions) -> None:
         f"CoupledPool.memory_block_tokens is {pool.memory_block_tokens} and block_size_tokens {block}; a live"
         " cluster has one size for both",
     )
-    for name, value in (("ssd_dir", options.ssd_dir), ("pool", options.pool)):
+    for name, value in (("ssd_dir", options.ssd_dir), ("shared_store", options.shared_store)):
         _refuse_if(value is not None, f"coupled workers have no store, and so no use for {name}")
     _refuse_if(
         options.transfer == "mooncake",
@@ -249,15 +269,15 @@ def worker_spec(spec: ClusterSpec, options: LiveOptions, name: str, token: bytes
     told = _told(WorkerSpec, options, spec, pool)
     if isinstance(pool, CoupledPool):
         told["batching"] = _named(pool.batching)
-    if options.pool_address is not None:
-        told["pool_tokens"] = _REMEMBERED_BLOCKS * spec.block_size_tokens
+    if options.shared_store_address is not None:
+        told["shared_store_tokens"] = _REMEMBERED_BLOCKS * spec.block_size_tokens
     return WorkerSpec(name=name, role=roles[name], index=list(roles).index(name), token=token, **told)
 
 
 def coordinator_rules(options: LiveOptions) -> CoordinatorRules:
     """The rules of a live cluster: its requests wait for workers, and a policy's error costs one request."""
     return CoordinatorRules(
-        wait_for_workers=True,
+        wait_for_instances=True,
         longest_wait_s=options.worker_timeout_s,
         max_inflight_requests=options.max_inflight_requests,
         max_attempts=options.max_attempts,

@@ -15,11 +15,11 @@ from mooncake_lab.store.backends.ssd import missing_bytes
 from mooncake_lab.store.backends.ssd_slab import extent_bytes
 
 KEY_BYTES: Final = 32
-"""Of the key of a block."""
+"""Size of the key of a block."""
 
 
 def ssd_bytes(tokens: int, block_tokens: int, block_bytes: Sequence[int]) -> int:
-    """The size of a slab for so many tokens, in blocks of this size in each layer."""
+    """The size of a slab for these tokens, in blocks of this size in each layer."""
     return max(1, tokens // block_tokens) * extent_bytes(bytes(KEY_BYTES), tuple(block_bytes))
 
 

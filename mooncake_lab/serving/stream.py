@@ -93,7 +93,7 @@ class RequestStream:
         return self.ended_by(self.tokens, end_tokens)
 
     def ended_by(self, tokens: Sequence[int], end_tokens: tuple[int, ...]) -> str | None:
-        """The same of the first tokens of the answer."""
+        """Why an answer with these first tokens is complete; None where it is not."""
         ends = end_tokens if self.params.end_tokens is None else self.params.end_tokens
         if tokens and tokens[-1] in ends:
             return "end_token"
@@ -106,7 +106,7 @@ class RequestStream:
         self._news.put_nowait(news)
 
     async def __aiter__(self) -> AsyncGenerator[int, None]:
-        """Its tokens as they come.
+        """The tokens of the answer as they come.
 
         Raises:
             RejectedError: when it is refused.

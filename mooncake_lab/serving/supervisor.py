@@ -15,13 +15,13 @@ from typing import Final, final
 
 import msgspec
 
-from mooncake_lab.cluster import POOL, ClusterSpec
+from mooncake_lab.cluster import SHARED_STORE, ClusterSpec
 from mooncake_lab.net.frames import ProtocolError
 from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
 from mooncake_lab.serving import messages
 from mooncake_lab.serving.launch import LaunchedWorker, Launcher, WorkerError, pause_before_restart_s
-from mooncake_lab.serving.launch.local import WorkerPool
-from mooncake_lab.serving.launch.pool import PoolServer
+from mooncake_lab.serving.launch.local import WorkerProcesses
+from mooncake_lab.serving.launch.shared_store import SharedStoreServer
 from mooncake_lab.serving.spec import LiveOptions, worker_spec
 from mooncake_lab.serving.ssd_space import check_ssd
 from mooncake_lab.serving.timeouts import tick, within
@@ -38,7 +38,7 @@ _LONGEST_STEP_S: Final = 300.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Link:
+class WorkerConnection:
     """A worker as the cluster knows it. Mutable: it is heard from, and ends."""
 
     ready: messages.Ready
@@ -59,11 +59,11 @@ class Supervisor:
     Args:
         spec: of the cluster.
         options: likewise.
-        launcher: where workers come from; None makes a pool for this cluster alone.
+        launcher: where workers come from; None starts processes for this cluster alone.
         worker_up: called when a worker is ready.
         heard: called with each message of a worker, in the order in which they come.
         worker_exit: called when a worker is gone.
-        pool_gone: called when the pool is.
+        shared_store_gone: called when the shared store is.
         time_passes: called about once a second, with the time that this process had since the last call (s).
     """
 
@@ -76,22 +76,22 @@ class Supervisor:
         options: LiveOptions,
         launcher: Launcher | None = None,
         *,
-        worker_up: Callable[[str, Link], None],
+        worker_up: Callable[[str, WorkerConnection], None],
         heard: Callable[[str, messages.WorkerMessage], None],
         worker_exit: Callable[[str], None],
-        pool_gone: Callable[[], None],
+        shared_store_gone: Callable[[], None],
         time_passes: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._options = options
         self._spec = spec
         self._roles = spec.roles
         self._worker_up, self._heard = worker_up, heard
-        self._worker_exit, self._pool_gone, self._time_passes = worker_exit, pool_gone, time_passes
+        self._worker_exit, self._shared_store_gone, self._time_passes = worker_exit, shared_store_gone, time_passes
         self._token = secrets.token_bytes(32)
-        self.links: dict[str, Link] = {}
-        self.pool = PoolServer(options, self._token, self._pool_changed)
+        self.connections: dict[str, WorkerConnection] = {}
+        self.shared_store = SharedStoreServer(options, self._token, self._shared_store_changed)
         self._owns_launcher = launcher is None
-        self._launcher = launcher or WorkerPool(options)
+        self._launcher = launcher or WorkerProcesses(options)
         self._tasks: list[asyncio.Task[None]] = []
         self._all_ready: asyncio.Future[None] | None = None
         self._closing = False
@@ -104,7 +104,7 @@ class Supervisor:
         """
         options, roles, began_s = self._options, self._roles, time.monotonic()
         self._all_ready = asyncio.get_running_loop().create_future()
-        if "mooncake" in {options.transfer, options.pool}:
+        if "mooncake" in {options.transfer, options.shared_store}:
             try:
                 await asyncio.to_thread(load_wheel)
             except MooncakeError as error:
@@ -118,7 +118,7 @@ class Supervisor:
         self._tasks = [asyncio.create_task(self._keep_running(name), name=name) for name in roles]
         self._tasks.append(asyncio.create_task(self._check_pulses(), name="pulses"))
         await self._all_ready
-        await self.pool.start(self.ready.shape.kv_bytes_per_token)
+        await self.shared_store.start(self.ready.shape.kv_bytes_per_token)
         _LOG.info("%d workers are ready after %.1f s", len(roles), time.monotonic() - began_s)
 
     def keep_spares(self) -> None:
@@ -128,9 +128,9 @@ class Supervisor:
     async def close(self) -> None:
         """Stop every worker, and see that it did stop."""
         self._closing = True
-        told = dict(self.links)
-        for link in told.values():
-            link.send(messages.Shutdown())
+        told = dict(self.connections)
+        for worker in told.values():
+            worker.send(messages.Shutdown())
         running = [task for task in self._tasks if task.get_name() != "pulses"]
         if running:
             await asyncio.wait(running, timeout=_STOP_S)
@@ -138,13 +138,13 @@ class Supervisor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.pool.close()
+        await self.shared_store.close()
         if self._owns_launcher:
             await asyncio.to_thread(self._launcher.close)
             return
-        for link in told.values():
-            if not await asyncio.to_thread(link.process.wait, _STOP_S):
-                link.process.kill()
+        for worker in told.values():
+            if not await asyncio.to_thread(worker.process.wait, _STOP_S):
+                worker.process.kill()
 
     async def _wait_for_ssd(self, running: list[asyncio.Task[None]]) -> None:
         """Let prefill workers save on their SSDs what their DRAM holds; what is not saved in time is lost."""
@@ -165,20 +165,20 @@ class Supervisor:
         """Kill a worker with SIGKILL: a fault, injected.
 
         Raises:
-            KeyError: when no such worker runs, nor a pool of ours by this name.
+            KeyError: when no such worker runs, nor a shared store of ours by this name.
         """
-        if name == POOL and self.pool.pid is not None:
-            self.pool.kill()
+        if name == SHARED_STORE and self.shared_store.pid is not None:
+            self.shared_store.kill()
         else:
-            self.links[name].process.kill()
+            self.connections[name].process.kill()
 
-    def _pool_changed(self, address: str | None) -> None:
-        """Prefill workers use the pool that is up now."""
-        for name, link in self.links.items():
+    def _shared_store_changed(self, address: str | None) -> None:
+        """Prefill workers use the shared store that is up now."""
+        for name, worker in self.connections.items():
             if self._roles[name] == "prefill":
-                link.send(messages.UsePool(address))
+                worker.send(messages.UseSharedStore(address))
         if address is None:
-            self._pool_gone()
+            self._shared_store_gone()
 
     async def _keep_running(self, name: str) -> None:
         """One process after the other for a worker of this name, until the cluster closes."""
@@ -217,20 +217,20 @@ class Supervisor:
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         try:
             ready = await self._first_message(reader, process)
-            link = Link(ready=ready, process=process, writer=writer, heard_s=time.monotonic())
-            self.links[name], self.ready = link, ready
-            if self._roles[name] == "prefill" and self.pool.address is not None:
-                link.send(messages.UsePool(self.pool.address))
-            self._worker_up(name, link)
-            if len(self.links) == len(self._roles) and self._all_ready and not self._all_ready.done():
+            worker = WorkerConnection(ready=ready, process=process, writer=writer, heard_s=time.monotonic())
+            self.connections[name], self.ready = worker, ready
+            if self._roles[name] == "prefill" and self.shared_store.address is not None:
+                worker.send(messages.UseSharedStore(self.shared_store.address))
+            self._worker_up(name, worker)
+            if len(self.connections) == len(self._roles) and self._all_ready and not self._all_ready.done():
                 self._all_ready.set_result(None)
-            problem = await self._listen(name, link, reader)
+            problem = await self._listen(name, worker, reader)
         except BaseException:
             process.kill()
             raise
         finally:
             writer.close()
-            if self.links.pop(name, None) is not None:
+            if self.connections.pop(name, None) is not None:
                 self._worker_exit(name)
         if problem:
             process.kill()
@@ -257,11 +257,11 @@ class Supervisor:
             raise WorkerError(f"its first message is {first}; this cluster speaks version {messages.VERSION}")
         return first
 
-    async def _listen(self, name: str, link: Link, reader: asyncio.StreamReader) -> str:
+    async def _listen(self, name: str, worker: WorkerConnection, reader: asyncio.StreamReader) -> str:
         """Pass on messages until the connection ends; what is wrong with the worker, empty if it just ended."""
         try:
             while (body := await messages.receive_frame(reader)) is not None:
-                link.heard_s = time.monotonic()
+                worker.heard_s = time.monotonic()
                 message = messages.WORKER_MESSAGES.decode(body)
                 if isinstance(message, messages.Pong) and message.busy_s > _LONGEST_STEP_S:
                     return f"one iteration took more than {_LONGEST_STEP_S:g} s"
@@ -275,17 +275,17 @@ class Supervisor:
     async def _check_pulses(self) -> None:
         """Ping every worker now and then, and kill one that has been silent for too long.
 
-        While this process itself did not run (it was stopped, or the machine is overloaded), it pinged nobody and
+        While this process itself did not run (it was stopped, or the machine is overloaded), it sent no pings and
         read nothing: that time does not count as silence.
         """
         while True:
             began_s = time.monotonic()
             await tick(_PING_S)
             now_s = time.monotonic()
-            for name, link in list(self.links.items()):
-                link.heard_s = min(now_s, link.heard_s + now_s - began_s - _PING_S)
-                if now_s - link.heard_s > self._options.heartbeat_timeout_s:
-                    _LOG.warning("%s has sent nothing for %.0f s", name, now_s - link.heard_s)
-                    link.process.kill()
-                link.send(messages.Ping(0))
+            for name, worker in list(self.connections.items()):
+                worker.heard_s = min(now_s, worker.heard_s + now_s - began_s - _PING_S)
+                if now_s - worker.heard_s > self._options.heartbeat_timeout_s:
+                    _LOG.warning("%s has sent nothing for %.0f s", name, now_s - worker.heard_s)
+                    worker.process.kill()
+                worker.send(messages.Ping(0))
             self._time_passes(_PING_S)

@@ -63,7 +63,7 @@ class Timers:
         self._left_s[request_id] = seconds
 
     def passed(self, seconds: float, requests: Container[int]) -> list[int]:
-        """The requests, of those that are left, whose times are over when so much more has passed."""
+        """The requests, of those that are left, whose times are over after these seconds."""
         left_s = {id_: left_s - seconds for id_, left_s in self._left_s.items() if id_ in requests}
         self._left_s = {id_: each_s for id_, each_s in left_s.items() if each_s > 0}
         return [id_ for id_, each_s in left_s.items() if each_s <= 0]

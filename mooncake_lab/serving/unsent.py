@@ -14,12 +14,12 @@ def unsent(command: events.PrepareDecode | events.RunPrefill, error: Exception, 
                 events.PrefixFetched(
                     at_s=now_s,
                     attempt=attempt,
-                    worker=placement.prefill,
+                    instance=placement.prefill,
                     source=placement.fetch_from,
                     start_s=now_s,
                     bytes=0,
                 )
             )
-        found.append(events.PrefillDropped(at_s=now_s, attempt=attempt, worker=placement.prefill))
+        found.append(events.PrefillDropped(at_s=now_s, attempt=attempt, instance=placement.prefill))
     reason = f"the request cannot be served: {error!r}"
     return [*found, events.AttemptFailed(at_s=now_s, attempt=attempt, reason=reason, retriable=False)]

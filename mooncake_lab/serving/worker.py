@@ -51,7 +51,7 @@ class Worker:
     """
 
     def __init__(self, control: socket.socket, spec: WorkerSpec, model: LlamaModel) -> None:
-        # whatever follows from the window follows from that of the model, too
+        # whatever follows from the context length follows from that of the model, too
         spec = replace(spec, max_model_len=min(spec.max_model_len, len(model.rope.cosines)))
         self._control = control
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -80,7 +80,7 @@ class Worker:
         self._reception = KVReceiver(
             identity,
             layout,
-            most_tokens=spec.window,
+            most_tokens=spec.max_context_tokens,
             delivered=self._inbox.put,
             give=self._role.lookup if isinstance(self._role, PrefillRole) else lambda _job, _keys: iter(()),
             each_layer=spec.log_layers,
@@ -168,7 +168,7 @@ class Worker:
             pid=os.getpid(),
             port=self._reception.port,
             fingerprint=self._context.identity.fingerprint,
-            window=spec.window,
+            max_context_tokens=spec.max_context_tokens,
             capacity_tokens=self._role.capacity_tokens,
             shape=_model_shape(spec, model),
             end_tokens=model.config.end_tokens,

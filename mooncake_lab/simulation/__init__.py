@@ -1,5 +1,6 @@
 """The cluster in virtual time: the same policies, stores and log as the real one."""
 
+from mooncake_lab.simulation.clients import SimulatedClients
 from mooncake_lab.simulation.clock import EventLoop
 from mooncake_lab.simulation.cluster import Cluster
 from mooncake_lab.simulation.options import DEFAULT_MAX_TOKENS, Failure, SimulationOptions
@@ -19,6 +20,7 @@ __all__ = [
     "Failure",
     "PipelineRun",
     "PipelineSpec",
+    "SimulatedClients",
     "SimulationOptions",
     "StageClock",
     "plan_s",

@@ -1,19 +1,43 @@
 """Virtual time: callbacks in order of their times, and iterations that repeat as one formula."""
 
 from collections.abc import Callable
-from math import inf, sqrt
+from math import inf, nextafter, sqrt
 from operator import attrgetter
 from typing import Final, final
 
 import msgspec
 import simpy
+from simpy.events import EventPriority
 
 from mooncake_lab.batching import Plan
 from mooncake_lab.core import DecodeStretch
 from mooncake_lab.perf import LatencyModel
 
+_LAST: Final = 2
+"""The priority of what comes after all else that is due at its time; simpy's own are 0 and 1."""
 _ROUNDING_S: Final = 1e-9
 """An iteration that ends so shortly before now may, by rounding, be still to end."""
+
+
+def delay_until(at_s: float, now_s: float) -> float:
+    """The delay after which it is exactly that moment, as far as floats have it; 0 where it is past."""
+    if at_s <= now_s:
+        return 0
+    delay_s = at_s - now_s
+    while now_s + delay_s < at_s:  # the difference was rounded
+        delay_s = nextafter(delay_s, inf)
+    while now_s + delay_s > at_s:
+        delay_s = nextafter(delay_s, 0.0)
+    return delay_s
+
+
+class _Last(simpy.Event):
+    """An event that comes after all else that is due at its time."""
+
+    def __init__(self, env: simpy.Environment, delay_s: float) -> None:
+        super().__init__(env)
+        self._ok, self._value = True, None
+        env.schedule(self, EventPriority(_LAST), delay_s)
 
 
 @final
@@ -45,11 +69,17 @@ class EventLoop:
             ValueError: when the delay is negative or not a number.
         """
         if not delay_s >= 0.0:
-            raise ValueError(f"a callback {delay_s!r} s from now; allowed are delays from 0")
+            raise ValueError(f"the delay of a callback is {delay_s!r} s; allowed are 0 and more")
         self.scheduled += 1
         if delay_s < inf:
             due = simpy.Timeout(self.env, delay_s)
             due.callbacks.append(lambda _: callback(*arguments))  # pyright: ignore[reportUnknownLambdaType]  # an event
+
+    def call_last_at(self, at_s: float, callback: Callable[[], None]) -> None:
+        """Let a callback run at a moment, after all else that is due then; at once where the moment is past."""
+        self.scheduled += 1
+        due = _Last(self.env, delay_until(at_s, self.env.now))
+        due.callbacks.append(lambda _: callback())  # pyright: ignore[reportUnknownLambdaType]  # an event
 
     def run(self, until_s: float = inf) -> None:
         """Run what is due until nothing is left, or all before a moment, which is the present then."""
@@ -116,6 +146,12 @@ class Stretch(msgspec.Struct, frozen=True, gc=False):
         """The iteration under way is the last one."""
         steps = min(self.steps, self.pace.steps_within(now_s - self.start_s) + 1)
         return Stretch(self.start_s, self.pace, steps)
+
+    def split(self, steps: int) -> "tuple[Stretch, Stretch]":
+        """The first iterations and the others, as two stretches."""
+        others = Steady(self.pace.first_s + steps * self.pace.growth_s, self.pace.growth_s)
+        first = Stretch(self.start_s, self.pace, steps)
+        return first, Stretch(first.end_s, others, self.steps - steps)
 
     def decoded(self, instance: str, now_s: float, request_ids: tuple[int, ...]) -> DecodeStretch:
         """The event that each of these requests has one more token from each of them."""

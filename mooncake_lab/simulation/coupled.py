@@ -121,7 +121,7 @@ class CachedBlocks:
         return -(-request.num_tokens // self._block) - used + kept_free_blocks <= self.free_blocks
 
     def allocate(self, request: Progress, tokens: int) -> bool:
-        """Count the blocks of so many leading tokens, and share the whole trace blocks among them."""
+        """Count the blocks of the first `tokens` tokens, and share the whole trace blocks among them."""
         request_id, blocks = request.request_id, -(-tokens // self._block)
         held = self._held.get(request_id)
         if held is None:
@@ -133,7 +133,7 @@ class CachedBlocks:
         return True
 
     def free(self, request: Progress) -> None:
-        """As `release`."""
+        """Free all blocks of a request, as `release` does."""
         self.release(request)
 
     def release(self, request: Progress, *, swap: bool = False) -> None:  # noqa: ARG002  # host memory is not modelled
@@ -186,9 +186,9 @@ class CachedBlocks:
         return replace(progress, shared_blocks=shared) if shared else progress
 
     def _in_use(self, keys: Sequence[BlockKey], requests: int) -> int:
-        """Memory blocks of those that at least so many running requests use.
+        """Memory blocks of the trace blocks that at least `requests` running requests use.
 
-        Who uses a block uses all before it, so that these are the leading ones.
+        A request that uses a block uses all before it, so these are the leading ones.
         """
         pins, used = self._store.pins, 0
         for key in keys:
@@ -209,7 +209,7 @@ class CachedBlocks:
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Request(CoupledRequest):
     request: Request
-    """It as it arrived."""
+    """The request as it arrived."""
 
 
 Parts: TypeAlias = Sequence[tuple[_Request, Segment]]
@@ -259,10 +259,22 @@ class CoupledInstance:
         self._plan = Plan()  # of its iterations
         self._parts: Parts = ()
         self._looks = False  # whether it is about to see that a request came
+        self._leaving: dict[int, str] = {}  # why each client leaves whose request is in the iteration under way
         self._timers = 0  # ends of stretches that were set; only the last one counts
 
     def _request_of(self, request_id: int) -> Request:
         return self._requests[request_id].request
+
+    def cut(self) -> None:
+        """Report the iterations of the stretch under way that have ended, as `DecodeInstance` does."""
+        if self._stretch is not None and (ended := self._stretch.steps_ended(self._loop.now_s)):
+            first, others = self._stretch.split(ended)
+            self._close(first, first.end_s, goes_on=True)
+            self._stretch = others
+            self._parts = [
+                (request, replace(segment, cached_tokens=segment.cached_tokens + ended * segment.new_tokens))
+                for request, segment in self._parts
+            ]
 
     def tokens_shown(self) -> dict[int, int]:
         """How many tokens each request here has received by now, those of the iterations under way included."""
@@ -301,9 +313,37 @@ class CoupledInstance:
             )
         )
         self._assigned_requests += 1
+        self._look_soon()
+
+    def _look_soon(self) -> None:
         if not self._looks and (self._stretch is None or self._stretch.steps > 1):
             self._looks = True
             self._loop.call_later(0.0, self._look)  # after all that arrives at this moment
+
+    def leave(self, request_id: int, reason: str) -> bool:
+        """A client leaves, as at a `DecodeInstance`: an iteration under way that its request is in ends first."""
+        if self._stretch is None or all(segment.request_id != request_id for segment in self._plan.segments):
+            return False
+        self._leaving[request_id] = reason
+        self._shorten(self._stretch)
+        return True
+
+    def remove(self, attempt: Attempt) -> None:
+        """An attempt that was cancelled is not here any more, if it was; no iteration under way has it."""
+        request = self._requests.get(attempt.request_id)
+        if request is None or request.attempt != attempt:
+            return
+        del self._requests[attempt.request_id]
+        self.instance.finish(attempt.request_id)
+        if request.generated_tokens == request.shown_tokens:
+            self._report(events.PrefillDropped(at_s=self._loop.now_s, attempt=attempt, instance=self.name))
+        self._look_soon()  # another request may have its place
+
+    def _report_leaving(self) -> None:
+        leaving, self._leaving = self._leaving, {}
+        for request_id, reason in leaving.items():
+            if request_id in self._requests:  # else the answer is complete
+                self._report(events.Cancelled(at_s=self._loop.now_s, request_id=request_id, reason=reason))
 
     def stop(self) -> None:
         """Stop: a step that decodes ends, as in `DecodeInstance`; one of prompts alone is lost at once.
@@ -317,6 +357,8 @@ class CoupledInstance:
             self._fail_all()
 
     def _fail_all(self) -> None:
+        if self._leaving:
+            self._report_leaving()
         lost, self._requests, self._stretch = self._requests, {}, None
         self._timers += 1
         self.instance.waiting.clear()
@@ -355,7 +397,7 @@ class CoupledInstance:
         self._run(Stretch(start_s, pace, steps), pace.seconds(steps))
 
     def _run(self, stretch: Stretch, seconds: float) -> None:
-        """Let a stretch end in so many seconds."""
+        """Let a stretch end after these seconds."""
         self._stretch = stretch
         self._timers += 1
         self._loop.call_later(seconds, self._end, self._timers)
@@ -370,7 +412,9 @@ class CoupledInstance:
         """A stretch is over, unless it was cut short."""
         if timer != self._timers or self._stretch is None:
             return
-        self._close(self._stretch)
+        self._close(self._stretch, self._loop.now_s)
+        if self._leaving:
+            self._report_leaving()
         if self.up:
             self._begin()
         else:
@@ -387,15 +431,15 @@ class CoupledInstance:
         left = [request.output_tokens - request.generated_tokens for request, segment in parts if segment.emits]
         return max(1, min(steps, min(left, default=steps)))
 
-    def _close(self, stretch: Stretch) -> None:
-        """Report what was computed, and let finished requests go."""
+    def _close(self, stretch: Stretch, at_s: float, *, goes_on: bool = False) -> None:
+        """Report what was computed, and let finished requests go; the plan may be computed once more."""
         self._stretch = None
-        self.instance.apply(self._plan, stretch.steps)
+        self.instance.apply(self._plan, stretch.steps, goes_on=goes_on)
         if self._cache is not None:
             added, removed = self._cache.take_changes()
             if added or removed:
-                self._report(CacheChanged(at_s=self._loop.now_s, instance=self.name, added=added, removed=removed))
-        for event in iteration_events(stretch.decoded(self.name, self._loop.now_s, ()), self._parts):
+                self._report(CacheChanged(at_s=at_s, instance=self.name, added=added, removed=removed))
+        for event in iteration_events(stretch.decoded(self.name, at_s, ()), self._parts):
             self._report(event)
             if isinstance(event, events.RequestDone):
                 self.instance.finish(event.attempt.request_id)
@@ -411,7 +455,7 @@ class CoupledInstance:
             stage = "capacity" if known_tokens > self.capacity_tokens else "batching"
             if request.generated_tokens == request.shown_tokens:
                 self._report(
-                    events.PrefillDropped(at_s=self._loop.now_s, attempt=request.attempt, worker=self.name)
+                    events.PrefillDropped(at_s=self._loop.now_s, attempt=request.attempt, instance=self.name)
                 )
             self._fail(request, refusal.reason, retriable=False, stage=stage)
         for event in preemptions(plan, self.instance.waiting, self._requests, self.name, self._loop.now_s):

@@ -4,17 +4,21 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
-from typing import final
+from typing import TYPE_CHECKING, Any, final
 
 from mooncake_lab.cluster import ClusterSpec, CoupledPool, DecodePool, Event, Executor, PrefillPool, events
-from mooncake_lab.core import CacheChanged, Request, TracedRequest
+from mooncake_lab.core import CacheChanged, Request, TracedRequest, answer_keys
 from mooncake_lab.perf import CppGroup, LatencyModel
 from mooncake_lab.simulation.clock import EventLoop
 from mooncake_lab.simulation.coupled import CoupledInstance
 from mooncake_lab.simulation.instances import DecodeInstance, PrefillInstance
 from mooncake_lab.simulation.kv_transfer import KVTransfer, PrefillJob
 from mooncake_lab.simulation.network import Network
-from mooncake_lab.simulation.pool import CacheChange, PrefixPool
+from mooncake_lab.simulation.prefix_caches import CacheChange, PrefixCaches
+from mooncake_lab.workload.sessions import BUSY_STAGES, RequestOutcome
+
+if TYPE_CHECKING:
+    import simpy
 
 
 class SimulatedExecutor(Executor):
@@ -30,6 +34,10 @@ class SimulatedExecutor(Executor):
         self._report = report
         self.requests: dict[int, TracedRequest] = {}
         """The requests in flight, with the lengths of their answers, by id."""
+        self.clients: dict[int, simpy.Event] = {}
+        """What each client that waits for a request waits for, by the id of the request."""
+        self.retry_after_s: Callable[[], float] = lambda: 1.0
+        """When a client that is refused now may try again."""
 
     @property
     @abstractmethod
@@ -55,30 +63,51 @@ class SimulatedExecutor(Executor):
     def prepare_decode(self, command: events.PrepareDecode) -> None:
         """Nothing: simulated buffers need no preparation."""
 
-    def confirm_workers(self, command: events.ConfirmWorkers) -> None:
-        """Confirm each worker: a failure is reported when it happens, so that a worker that is not down is up."""
-        for worker in command.workers:
-            confirmed = events.WorkerConfirmed(at_s=self._loop.now_s, worker=worker)
+    def confirm_instances(self, command: events.ConfirmInstances) -> None:
+        """Confirm each instance: a failure is reported when it happens, so one that is not down is up."""
+        for instance in command.instances:
+            confirmed = events.InstanceConfirmed(at_s=self._loop.now_s, instance=instance)
             self._loop.call_later(0.0, self._report, confirmed)
 
     def reject(self, command: events.Reject) -> None:
-        """End a request."""
-        del self.requests[command.request_id]
+        """End a request, and tell its client why."""
+        traced, client = self.requests.pop(command.request_id), self.clients.pop(command.request_id, None)
+        if client is not None:
+            retry_after_s = self.retry_after_s() if command.stage in BUSY_STAGES else None
+            refused: dict[str, Any] = {
+                "stage": command.stage,
+                "reason": command.reason,
+                "retry_after_s": retry_after_s,
+            }
+            client.succeed(RequestOutcome(request=traced.request, at_s=self._loop.now_s, **refused))
 
     def finish(self, command: events.Finish) -> None:
-        """End a request."""
-        del self.requests[command.request_id]
+        """End a request, and tell its client."""
+        traced, client = self.requests.pop(command.request_id), self.clients.pop(command.request_id, None)
+        if client is not None:
+            tokens = traced.output_tokens
+            client.succeed(RequestOutcome(request=traced.request, at_s=self._loop.now_s, output_tokens=tokens))
+
+    def leave(self, request_id: int, reason: str) -> None:
+        """The client of a request in flight leaves; a step that computes a token of its answer ends first."""
+        if not any(instance.leave(request_id, reason) for instance in self.decoding):
+            self._report(events.Cancelled(at_s=self._loop.now_s, request_id=request_id, reason=reason))
 
     def extend(self, request: Request, tokens: int) -> Request | None:
         """A request whose prompt has grown by tokens of its own answer; None where the answer is complete.
 
-        No other request shares the new blocks. A block that was partial is another one with these tokens in it, as
-        the live cluster's keys, which hash the tokens of a block, say: a node that has it as it was lacks them.
+        A block that was partial is another one with these tokens in it, as the live cluster's keys, which hash the
+        tokens of a block, say: a node that has it as it was lacks them. The next turn of a session goes on from
+        the answer (`answer_keys`); no other request shares the new blocks of one without a session.
         """
         traced, grown = self.requests[request.id], request.input_tokens + tokens
         if grown - traced.request.input_tokens >= traced.output_tokens:
             return None
         size = request.block_size_tokens
+        if traced.request.session is not None:
+            asked = traced.request
+            keys = answer_keys(asked.block_keys, asked.input_tokens, grown - asked.input_tokens, size)
+            return replace(request, input_tokens=grown, block_keys=keys)
         kept, whole = request.block_keys[: request.input_tokens // size], grown // size
         own = [f"{request.id}/{k}".encode() for k in range(len(kept), whole)]
         if whole * size < grown:
@@ -122,7 +151,7 @@ class DisaggregatedExecutor(SimulatedExecutor):
         names = [name for name, role in spec.roles.items() if role == "prefill"]
         cards = dict.fromkeys(names, prefill.prefill_group)
         network = Network(loop, model.transfer.bytes_per_s, model.transfer.latency_s, cards=cards)
-        self.pool = PrefixPool(
+        self.prefix_caches = PrefixCaches(
             names,
             capacity_tokens=prefill.cache_tokens * prefill.prefill_group,
             ssd_tokens=prefill.ssd_tokens * prefill.prefill_group,
@@ -137,13 +166,13 @@ class DisaggregatedExecutor(SimulatedExecutor):
             loop,
             model,
             network,
-            self.pool,
+            self.prefix_caches,
             fetch_timeout_s=prefill.fetch_timeout_s,
             streams_layers=spec.streams_layers,
             report=report,
         )
         self.prefill = {
-            name: PrefillInstance(loop, name, prefill, model, group, self.pool, self._transfer, report)
+            name: PrefillInstance(loop, name, prefill, model, group, self.prefix_caches, self._transfer, report)
             for name in names
         }
         """The prefill instances, by name."""
@@ -154,6 +183,8 @@ class DisaggregatedExecutor(SimulatedExecutor):
         }
         """The decode instances, by name."""
         self._jobs: dict[int, PrefillJob] = {}  # by request, until it decodes
+        self._keep_answers = decode.keep_answers
+        self._decoding: dict[int, PrefillJob] = {}  # by request, after that, where answers are kept
 
     @property
     def decoding(self) -> Collection[DecodeInstance]:
@@ -164,11 +195,11 @@ class DisaggregatedExecutor(SimulatedExecutor):
         """Report each instance as up."""
         now_s = self._loop.now_s
         for name in self.prefill:
-            cache = self.pool.caches[name]
-            self._report(events.WorkerUp(at_s=now_s, worker=name, role="prefill", cache=cache))
+            cache = self.prefix_caches.caches[name]
+            self._report(events.InstanceUp(at_s=now_s, instance=name, role="prefill", cache=cache))
         for name, instance in self.decode.items():
             tokens = instance.capacity_tokens
-            self._report(events.WorkerUp(at_s=now_s, worker=name, role="decode", capacity_tokens=tokens))
+            self._report(events.InstanceUp(at_s=now_s, instance=name, role="decode", capacity_tokens=tokens))
 
     def run_prefill(self, command: events.RunPrefill) -> None:
         """Fetch the prefix of a prompt, and queue the prompt at its instance."""
@@ -180,7 +211,7 @@ class DisaggregatedExecutor(SimulatedExecutor):
     def start_decode(self, command: events.StartDecode) -> None:
         """Load a KVCache from host memory into GPU memory."""
         job = self._jobs[command.attempt.request_id]
-        self._transfer.load(command.worker, job.request.input_tokens, partial(self._loaded, job, command))
+        self._transfer.load(command.instance, job.request.input_tokens, partial(self._loaded, job, command))
 
     def _loaded(self, job: PrefillJob, command: events.StartDecode) -> None:
         """The KVCache of a request is in GPU memory."""
@@ -188,8 +219,10 @@ class DisaggregatedExecutor(SimulatedExecutor):
             return
         request_id = job.request.id
         del self._jobs[request_id]
+        if self._keep_answers:
+            self._decoding[request_id] = job
         self._report(events.KVLoaded(at_s=self._loop.now_s, attempt=job.attempt))
-        self.decode[command.worker].join(
+        self.decode[command.instance].join(
             job.attempt,
             context_tokens=job.request.input_tokens,
             output_tokens=self.requests[request_id].output_tokens,
@@ -197,15 +230,37 @@ class DisaggregatedExecutor(SimulatedExecutor):
             shows_computed=command.shows_computed,
         )
 
-    def cancel_attempt(self, command: events.CancelAttempt) -> None:
-        """Let an attempt that is on its way to decode go no further.
+    def finish(self, command: events.Finish) -> None:
+        """End a request, tell its client, and keep its answer where answers are kept."""
+        traced, job = self.requests[command.request_id], self._decoding.pop(command.request_id, None)
+        super().finish(command)
+        if job is not None:
+            self._keep_answer(job, traced)
 
-        No client leaves a simulated cluster: an attempt that decodes was ended by its instance.
-        """
+    def _keep_answer(self, job: PrefillJob, traced: TracedRequest) -> None:
+        """Send the whole blocks of an answer back; the KVCache of its last token was never computed."""
+        request, size = traced.request, traced.request.block_size_tokens
+        first, blocks = job.request.input_tokens // size, (request.input_tokens + traced.output_tokens - 1) // size
+        if first >= blocks:
+            return
+        keys = answer_keys(request.block_keys, request.input_tokens, traced.output_tokens, size)[:blocks]
+        grown = replace(request, input_tokens=blocks * size, block_keys=keys)
+        self._transfer.keep_answer(job.attempt, job.placement, grown, first)
+
+    def reject(self, command: events.Reject) -> None:
+        """End a request, and tell its client why."""
+        self._decoding.pop(command.request_id, None)
+        super().reject(command)
+
+    def cancel_attempt(self, command: events.CancelAttempt) -> None:
+        """Let an attempt on its way to decode go no further, and one that decodes leave its instance."""
         job = self._jobs.get(command.attempt.request_id)
         if job is not None and job.attempt == command.attempt:
             job.cancelled = True
+            self._transfer.drop(job)
             del self._jobs[command.attempt.request_id]
+        elif command.instance in self.decode:
+            self.decode[command.instance].remove(command.attempt)
 
     def fail(self, name: str) -> None:
         """Let an instance fail now; a decode instance ends its step, and reports its requests as failed then."""
@@ -213,9 +268,9 @@ class DisaggregatedExecutor(SimulatedExecutor):
         if not instance.up:
             return
         if name in self.prefill:
-            self.pool.drop(name)
+            self.prefix_caches.drop(name)
         self._transfer.cancel(name)
-        self._report(events.WorkerDown(at_s=self._loop.now_s, worker=name, finishes_step=name in self.decode))
+        self._report(events.InstanceDown(at_s=self._loop.now_s, instance=name, finishes_step=name in self.decode))
         instance.stop()
 
     def _cache_changed(self, cache: str, change: CacheChange) -> None:
@@ -271,9 +326,9 @@ class CoupledExecutor(SimulatedExecutor):
         """Report each instance as up."""
         for name, instance in self.instances.items():
             cache = name if self._caches_prefixes else None
-            up = events.WorkerUp(
+            up = events.InstanceUp(
                 at_s=self._loop.now_s,
-                worker=name,
+                instance=name,
                 role="coupled",
                 capacity_tokens=instance.capacity_tokens,
                 cache=cache,
@@ -302,14 +357,15 @@ class CoupledExecutor(SimulatedExecutor):
         Raises:
             ValueError: always.
         """
-        raise ValueError(f"{command.worker} is coupled and decodes by itself; it cannot carry out {command}")
+        raise ValueError(f"{command.instance} is coupled and decodes by itself; it cannot carry out {command}")
 
     def cancel_attempt(self, command: events.CancelAttempt) -> None:
-        """Nothing: no client leaves a simulated cluster, and an instance has ended the attempts that fail."""
+        """Let an attempt leave its instance."""
+        self.instances[command.instance].remove(command.attempt)
 
     def fail(self, name: str) -> None:
         """Let an instance fail now; a step that decodes ends first."""
         instance = self.instances[name]
         if instance.up:
-            self._report(events.WorkerDown(at_s=self._loop.now_s, worker=name, finishes_step=True))
+            self._report(events.InstanceDown(at_s=self._loop.now_s, instance=name, finishes_step=True))
             instance.stop()

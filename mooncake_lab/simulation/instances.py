@@ -21,7 +21,7 @@ from mooncake_lab.core import Request
 from mooncake_lab.perf import CppGroup, LatencyModel, cpp_finish_s
 from mooncake_lab.simulation.clock import EventLoop, Steady, Stretch
 from mooncake_lab.simulation.kv_transfer import KVTransfer, PrefillJob
-from mooncake_lab.simulation.pool import PrefixPool
+from mooncake_lab.simulation.prefix_caches import PrefixCaches
 
 
 class PromptPart(msgspec.Struct, frozen=True, gc=False):
@@ -63,7 +63,7 @@ def prefill_finish_s(
 class PrefillInstance:
     """Computes prompts in order of arrival, reusing the prefix its cache holds when it starts.
 
-    A single node computes those that wait in one iteration, up to `max_batch_tokens`, or one at a time. On a group
+    A single node computes those that wait in one iteration, up to `pack_tokens`, or one at a time. On a group
     of nodes the next prompt starts when the first node is done with the one before. The instance idles only while
     the prefix of the next prompt is on its way, and with `overtaking` not even then, if another prompt waits (I4).
     """
@@ -75,7 +75,7 @@ class PrefillInstance:
         spec: PrefillPool,
         model: LatencyModel,
         group: CppGroup | None,
-        pool: PrefixPool,
+        caches: PrefixCaches,
         transfer: KVTransfer,
         report: Callable[[Event], None],
     ) -> None:
@@ -84,10 +84,10 @@ class PrefillInstance:
         self._loop = loop
         self._model = model
         self._group = group
-        self._pool = pool
+        self._caches = caches
         self._transfer = transfer
         self._report = report
-        self._policy = PrefillOnly(max_batch_tokens=spec.max_batch_tokens)
+        self._policy = PrefillOnly(pack_tokens=spec.pack_tokens)
         self._packs = self._policy.joins(1, 1)  # else prompts are computed alone, and need not be measured before
         self._keeps_prompts = spec.prefix_caching
         self._overtaking = spec.overtaking
@@ -122,7 +122,7 @@ class PrefillInstance:
             job = self._queue[place]
             if job.cancelled:
                 del self._queue[place]
-                self._report(events.PrefillDropped(at_s=self._loop.now_s, attempt=job.attempt, worker=self.name))
+                self._report(events.PrefillDropped(at_s=self._loop.now_s, attempt=job.attempt, instance=self.name))
             elif job.fetching:
                 if not self._overtaking:
                     break
@@ -139,7 +139,7 @@ class PrefillInstance:
     def _new_tokens(self, job: PrefillJob) -> int:
         """Tokens of a prompt that it would compute now."""
         request = job.request
-        held = min(self._pool.matched(self.name, request), self._most_blocks(job, ()))
+        held = min(self._caches.matched(self.name, request), self._most_blocks(job, ()))
         return request.input_tokens - _part(request, held).reused_tokens
 
     def _begin(self) -> None:
@@ -152,8 +152,8 @@ class PrefillInstance:
         free_s = [max(0.0, at_s - now_s) for at_s in self._free_at_s]
         parts = list[PromptPart]()
         for job in batch:
-            self._report(events.PrefillStarted(at_s=now_s, attempt=job.attempt, worker=self.name))
-            found = self._pool.reuse(self.name, job.request, self._most_blocks(job, free_s))
+            self._report(events.PrefillStarted(at_s=now_s, attempt=job.attempt, instance=self.name))
+            found = self._caches.reuse(self.name, job.request, self._most_blocks(job, free_s))
             parts.append(_part(job.request, found.blocks, found.from_ssd))
         finish_s, from_ssd = self._finish_s(parts, free_s), sum([part.ssd_tokens for part in parts])
         if from_ssd:
@@ -168,11 +168,11 @@ class PrefillInstance:
     def _most_blocks(self, job: PrefillJob, free_s: Sequence[float]) -> int:
         """The most blocks to reuse: what is on SSD is computed again where that is faster (FAST'25 Eq. 2)."""
         request, blocks = job.request, job.most_blocks
-        in_dram = self._pool.before_ssd(self.name, request) if self._pool.has_ssd else None
+        in_dram = self._caches.before_ssd(self.name, request) if self._caches.has_ssd else None
         if in_dram is None or in_dram >= blocks:
             return blocks
-        held = min(self._pool.matched(self.name, request), blocks)
-        read = _part(request, held, self._pool.on_ssd(self.name, request.block_keys[:held]))
+        held = min(self._caches.matched(self.name, request), blocks)
+        read = _part(request, held, self._caches.on_ssd(self.name, request.block_keys[:held]))
         again = _part(request, in_dram)
         return in_dram if self._finish_s([again], free_s)[-1] < self._finish_s([read], free_s)[-1] else blocks
 
@@ -187,7 +187,7 @@ class PrefillInstance:
     def _slot_free(self) -> None:
         """The first node of a group can begin the next prompt."""
         if self.up:
-            self._report(events.PrefillSlotFree(at_s=self._loop.now_s, worker=self.name))
+            self._report(events.PrefillSlotFree(at_s=self._loop.now_s, instance=self.name))
             self._begin()
 
     def _done(self, batch: Sequence[PrefillJob], parts: Sequence[PromptPart], start_s: float) -> None:
@@ -206,15 +206,15 @@ class PrefillInstance:
         if part.ssd_tokens:
             size = part.ssd_tokens * self._model.shape.kv_bytes_per_token
             self._report(
-                events.TierRead(at_s=now_s, attempt=job.attempt, worker=self.name, start_s=start_s, bytes=size)
+                events.TierRead(at_s=now_s, attempt=job.attempt, instance=self.name, start_s=start_s, bytes=size)
             )
         if self._keeps_prompts:
-            self._pool.keep(self.name, request)
+            self._caches.keep(self.name, request)
         self._report(
             events.PrefillDone(
                 at_s=now_s,
                 attempt=job.attempt,
-                worker=self.name,
+                instance=self.name,
                 start_s=start_s,
                 computed_tokens=request.input_tokens - part.reused_tokens,
                 reused_tokens=part.reused_tokens,
@@ -223,7 +223,7 @@ class PrefillInstance:
 
 
 def _part(request: Request, blocks: int, ssd_blocks: int = 0) -> PromptPart:
-    """A prompt that reuses so many leading blocks."""
+    """A prompt that reuses `blocks` leading blocks."""
     size = request.block_size_tokens
     reused = min(blocks * size, request.input_tokens - 1)
     return PromptPart(request.input_tokens, reused, min(ssd_blocks * size, reused))
@@ -264,6 +264,7 @@ class DecodeInstance:
         self._may_shorten = False  # whether joining would cut that stretch short
         self._waits = False  # for the next look
         self._timers = 0  # timers that were set; only the last one counts
+        self._leaving: dict[int, str] = {}  # why each client leaves whose request is in the step under way
 
     def stop(self) -> None:
         """Stop with the step under way; each request that is here is then reported as failed."""
@@ -303,10 +304,43 @@ class DecodeInstance:
                 self._wait(0.0)
         elif self._may_shorten or not self.up:
             self._may_shorten = False
-            shorter = self._stretch.cut(self._loop.now_s)
-            if shorter.steps < self._stretch.steps:
-                self._stretch = shorter
-                self._wait(max(shorter.end_s - self._loop.now_s, 0.0))
+            self._shorten(self._stretch)
+
+    def _shorten(self, stretch: Stretch) -> None:
+        """The step under way is the last one."""
+        shorter = stretch.cut(self._loop.now_s)
+        if shorter.steps < stretch.steps:
+            self._stretch = shorter
+            self._wait(max(shorter.end_s - self._loop.now_s, 0.0))
+
+    def leave(self, request_id: int, reason: str) -> bool:
+        """A client leaves: if its request is in the step under way, that ends first, and it is reported then.
+
+        Returns:
+            Whether it is in that step.
+        """
+        if self._stretch is None or request_id not in self._decodes.running:
+            return False
+        self._leaving[request_id] = reason
+        self._shorten(self._stretch)
+        return True
+
+    def remove(self, attempt: Attempt) -> None:
+        """An attempt that was cancelled is not here any more, if it was; no step is under way that it is in."""
+        decodes = self._decodes
+        here = (decodes.running.get(attempt.request_id), *decodes.waiting)
+        found = next((each for each in here if each is not None and each.attempt == attempt), None)
+        if found is None:
+            return
+        decodes.remove(found)
+        if self._stretch is not None:  # behind it, another request may fit
+            self._shorten(self._stretch)
+
+    def _report_leaving(self) -> None:
+        leaving, self._leaving = self._leaving, {}
+        for request_id, reason in leaving.items():
+            if request_id in self._decodes.running:  # else the answer is complete
+                self._report(events.Cancelled(at_s=self._loop.now_s, request_id=request_id, reason=reason))
 
     def _wait(self, seconds: float) -> None:
         self._waits = True
@@ -318,8 +352,10 @@ class DecodeInstance:
         if timer != self._timers:
             return  # a stretch that was cut short
         if self._stretch is not None:
-            self._close(self._stretch)
+            self._close(self._stretch, self._loop.now_s)
         self._stretch, self._waits = None, False
+        if self._leaving:
+            self._report_leaving()
         if not self.up:
             self._fail_all()
             return
@@ -337,6 +373,12 @@ class DecodeInstance:
             self._stretch = Stretch(now_s, pace, steps)
             self._may_shorten = not decodes.waiting
             self._wait(pace.seconds(steps))
+
+    def cut(self) -> None:
+        """Report the steps of the stretch under way that have ended; the others go on as one of their own."""
+        if self._stretch is not None and (ended := self._stretch.steps_ended(self._loop.now_s)):
+            first, self._stretch = self._stretch.split(ended)
+            self._close(first, first.end_s)
 
     def tokens_shown(self) -> dict[int, int]:
         """How many tokens each request here has received by now, those of the stretch under way included."""
@@ -368,8 +410,8 @@ class DecodeInstance:
             )
         )
 
-    def _close(self, stretch: Stretch) -> None:
+    def _close(self, stretch: Stretch, at_s: float) -> None:
         """Report the stretch, and the requests that are done with it."""
-        self._report(stretch.decoded(self.name, self._loop.now_s, tuple(self._decodes.running)))
+        self._report(stretch.decoded(self.name, at_s, tuple(self._decodes.running)))
         for request in self._decodes.apply(stretch.steps):
-            self._report(events.RequestDone(at_s=self._loop.now_s, attempt=request.attempt))
+            self._report(events.RequestDone(at_s=at_s, attempt=request.attempt))

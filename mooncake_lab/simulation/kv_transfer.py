@@ -12,7 +12,7 @@ from mooncake_lab.core import BlockKey, Request
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.simulation.clock import EventLoop
 from mooncake_lab.simulation.network import Flow, Network
-from mooncake_lab.simulation.pool import PrefixPool
+from mooncake_lab.simulation.prefix_caches import PrefixCaches
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class PrefillJob:
     fetched: Callable[[], None] | None = None
     """Called when they have ended."""
     stream: Flow | None = None
-    """Its KVCache on the way to the decode node."""
+    """KVCache on the way to the decode node."""
     cancelled: bool = False
 
     def end_fetching(self) -> None:
@@ -41,18 +41,18 @@ class PrefillJob:
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """Prefix blocks on their way to the node of a prompt. Mutable: others join those who wait for it."""
+    """Prefix blocks on their way to the node of a prompt. Mutable: further prompts may wait for it."""
 
     job: PrefillJob
     source: str
     places: Sequence[int]
-    """Of the blocks in the prompt."""
+    """Places of the blocks in the prompt."""
     tokens: int
     stays: bool
     """Whether the copies stay on the node, where prompts that want the same blocks wait for them."""
     waiting: list[PrefillJob] = field(default_factory=list[PrefillJob])
     flow: Flow | None = None
-    """Its bytes on the network, once they are sent."""
+    """The bytes on the network, once they are sent."""
 
     @property
     def keys(self) -> list[BlockKey]:
@@ -69,7 +69,7 @@ class KVTransfer:
         loop: the virtual time.
         model: how long reading takes, and how large a token is.
         network: what KVCache travels by.
-        pool: where prefixes are, and will be.
+        caches: where prefixes are, and will be.
         fetch_timeout_s: after which time a prompt no longer waits for a prefix.
         streams_layers: whether the KVCache of a prompt leaves layer by layer while it is computed.
         report: told what arrived.
@@ -80,7 +80,7 @@ class KVTransfer:
         loop: EventLoop,
         model: LatencyModel,
         network: Network,
-        pool: PrefixPool,
+        caches: PrefixCaches,
         *,
         fetch_timeout_s: float,
         streams_layers: bool,
@@ -89,7 +89,7 @@ class KVTransfer:
         self._loop = loop
         self._model = model
         self._network = network
-        self._pool = pool
+        self._caches = caches
         self._fetch_timeout_s = fetch_timeout_s
         self._streams_layers = streams_layers
         self._report = report
@@ -104,7 +104,7 @@ class KVTransfer:
         """Copy the blocks of a prefix that lie on another node, by its placement or in a shared store."""
         if job.placement.fetch_from is not None:
             self._fetch_copies(job, job.placement.fetch_from)
-        elif self._pool.is_shared:
+        elif self._caches.is_shared:
             self._read_shared(job)
 
     def _fetch_copies(self, job: PrefillJob, source: str) -> None:
@@ -133,13 +133,13 @@ class KVTransfer:
 
         What is on SSD is read where the placement counts on it.
         """
-        request, worker = job.request, job.placement.prefill
-        held = self._pool.matched(worker, request)
+        request, instance = job.request, job.placement.prefill
+        held = self._caches.matched(instance, request)
         if not job.placement.ssd_tokens:
-            in_dram = self._pool.before_ssd(worker, request)
+            in_dram = self._caches.before_ssd(instance, request)
             held = held if in_dram is None else in_dram
         job.most_blocks = held
-        for owner, places in self._pool.elsewhere(worker, request.block_keys[:held]).items():
+        for owner, places in self._caches.elsewhere(instance, request.block_keys[:held]).items():
             size, most = request.block_size_tokens, request.input_tokens - 1
             tokens = sum([min(size, most - place * size) for place in places])
             fetch = _Fetch(job, owner, places, tokens, stays=False)
@@ -147,9 +147,9 @@ class KVTransfer:
                 events.FetchStarted(
                     at_s=self._loop.now_s,
                     attempt=job.attempt,
-                    worker=worker,
+                    instance=instance,
                     source=owner,
-                    from_ssd=self._pool.on_ssd(owner, fetch.keys) > 0,
+                    from_ssd=self._caches.on_ssd(owner, fetch.keys) > 0,
                 )
             )
             self._begin(fetch)
@@ -161,7 +161,7 @@ class KVTransfer:
         fetch.waiting.append(job)
         self._fetches[fetch] = None
         self._loop.call_later(self._fetch_timeout_s, self._end_fetch, fetch, now_s, 0)
-        below = self._pool.on_ssd(source, fetch.keys)
+        below = self._caches.on_ssd(source, fetch.keys)
         if not below:
             self._send_prefix(fetch)
             return
@@ -181,7 +181,7 @@ class KVTransfer:
             events.TierRead(
                 at_s=self._loop.now_s,
                 attempt=fetch.job.attempt,
-                worker=fetch.source,
+                instance=fetch.source,
                 start_s=start_s,
                 bytes=tokens * self._token_bytes,
             )
@@ -191,7 +191,7 @@ class KVTransfer:
     def _leave_out_evicted(self, fetch: _Fetch) -> int:
         """The blocks that are left of a fetch: those before the first that its holder evicted meanwhile."""
         job, places = fetch.job, fetch.places
-        held = self._pool.use(fetch.source, job.request, places)
+        held = self._caches.use(fetch.source, job.request, places)
         if 0 < held < len(places):
             fetch.places = places[:held]
             fetch.tokens = min(fetch.tokens, held * job.request.block_size_tokens)
@@ -218,7 +218,7 @@ class KVTransfer:
             self._network.stop(flow)
         job, first = fetch.job, fetch.places[0]
         if fetch.stays and size_bytes:
-            self._pool.keep(job.placement.prefill, job.request, fetch.places[-1] + 1, first=first)
+            self._caches.keep(job.placement.prefill, job.request, fetch.places[-1] + 1, first=first)
         elif not size_bytes and not fetch.stays:
             job.most_blocks = min(job.most_blocks, first)
         self._prefix_fetched(job, fetch.source, start_s, size_bytes)
@@ -231,7 +231,7 @@ class KVTransfer:
                 at_s=self._loop.now_s,
                 attempt=job.attempt,
                 source=source,
-                worker=job.placement.prefill,
+                instance=job.placement.prefill,
                 start_s=start_s,
                 bytes=size_bytes,
             )
@@ -245,10 +245,10 @@ class KVTransfer:
         """A node reads from its disk for its own prompt, after what it reads for others."""
         _take(self._ssd_free_s, node, self._loop.now_s, self._model.ssd_load_s(tokens))
 
-    def load(self, worker: str, tokens: int, loaded: Callable[[], None]) -> None:
+    def load(self, instance: str, tokens: int, loaded: Callable[[], None]) -> None:
         """Copy KVCache from the host memory of a decode node into its GPU memory, one request after the other."""
         now_s, load_s = self._loop.now_s, self._model.dram.seconds(tokens * self._token_bytes)
-        wait_s = _take(self._link_free_s, worker, now_s, load_s) - now_s
+        wait_s = _take(self._link_free_s, instance, now_s, load_s) - now_s
         self._loop.call_later(wait_s + load_s, loaded)
 
     def stream(self, job: PrefillJob, seconds: float) -> None:
@@ -259,6 +259,12 @@ class KVTransfer:
         if self._streams_layers:
             computed_bytes = job.request.input_tokens * self._token_bytes * self._computed_share
             job.stream = self._send_prompt(job, computed_bytes / seconds if seconds else inf)
+
+    def drop(self, job: PrefillJob) -> None:
+        """An attempt is cancelled: what is computed of its prompt is not sent any more."""
+        stream, job.stream = job.stream, None
+        if stream is not None:
+            self._network.stop(stream)
 
     def finish(self, jobs: Sequence[PrefillJob]) -> None:
         """Prompts of one iteration are computed: the rest of their KVCache leaves, in order to each decode node.
@@ -303,12 +309,42 @@ class KVTransfer:
         """Reports that the last byte has left, where that is not when it arrives."""
         if not self._model.transfer.latency_s:
             return None
-        return lambda: self._report(events.KVSent(at_s=self._loop.now_s, attempt=job.attempt, worker=source))
+        return lambda: self._report(events.KVSent(at_s=self._loop.now_s, attempt=job.attempt, instance=source))
 
     def _kv_arrived(self, job: PrefillJob, start_s: float) -> None:
         if not job.cancelled:
             size = job.request.input_tokens * self._token_bytes
             self._report(events.KVArrived(at_s=self._loop.now_s, attempt=job.attempt, start_s=start_s, bytes=size))
+
+    def keep_answer(self, attempt: Attempt, placement: Placement, grown: Request, first: int) -> None:
+        """Send the blocks of an answer to the prefill node of its prompt, which keeps them.
+
+        Args:
+            attempt: that gave the answer.
+            placement: of it.
+            grown: the prompt with the whole blocks of the answer.
+            first: the first block with tokens of the answer.
+        """
+        size = (grown.input_tokens - first * grown.block_size_tokens) * self._token_bytes
+        kept = partial(self._answer_kept, attempt, placement, grown, first, self._loop.now_s, size)
+        self._network.transfer(placement.decode, placement.prefill, size, kept)
+
+    def _answer_kept(
+        self, attempt: Attempt, placement: Placement, grown: Request, first: int, start_s: float, size_bytes: int
+    ) -> None:
+        if placement.prefill in self._down or placement.decode in self._down:
+            return
+        self._caches.keep(placement.prefill, grown, first=first)
+        self._report(
+            events.AnswerKept(
+                at_s=self._loop.now_s,
+                attempt=attempt,
+                instance=placement.prefill,
+                source=placement.decode,
+                start_s=start_s,
+                bytes=size_bytes,
+            )
+        )
 
     def cancel(self, node: str) -> None:
         """A node is down: nothing more is sent to it, from it, or read there."""

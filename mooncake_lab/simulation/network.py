@@ -41,7 +41,7 @@ class Flow:
     source: str
     destination: str
     remaining_bytes: float
-    """Those left when its rate last changed."""
+    """Bytes that were left when the rate last changed."""
     most_bytes_per_s: float
     sender: _Card
     receiver: _Card
@@ -142,7 +142,7 @@ class Network:
         self._share()
 
     def stop(self, flow: Flow) -> None:
-        """End a transfer that is under way, and tell nobody."""
+        """End a transfer that is under way, without a report."""
         if flow in self._greedy or flow in self._paced:
             flow.arrived = flow.sent = None
             self._end(flow, 0.0)

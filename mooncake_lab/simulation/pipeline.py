@@ -127,7 +127,7 @@ class PipelineRun:
     start_s: list[list[float]] = field(default_factory=list[list[float]])
     """When each iteration began on each stage."""
     end_s: list[list[float]] = field(default_factory=list[list[float]])
-    """Likewise, when it ended."""
+    """When each iteration ended on each stage."""
     micro_batch: list[int] = field(default_factory=list[int])
     """Which micro-batch it was."""
     prompt_tokens: list[int] = field(default_factory=list[int])

@@ -58,12 +58,12 @@ class BackedTier:
         if block is not None:
             return block.write_within_call(layers, 0) and self.commit([block])
         with self.lock:
-            return self.tier.has_intact(key)  # another client of a pool has stored it
+            return self.tier.has_intact(key)  # another client of a shared tier has stored it
 
     def open(self, key: bytes, sizes: Sequence[int], position: int) -> "BlockWriter | None":
         """Space for a block; `None` where there is nothing to write.
 
-        The tier does not take the block, or holds it now, because another client of a pool has stored it.
+        The tier does not take the block, or holds it now, because another client of a shared tier has stored it.
 
         Raises:
             ValueError: when the key or the layers are out of bounds.

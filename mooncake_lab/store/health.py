@@ -16,7 +16,7 @@ class Counters:
     misses: int = 0
     stored: int = 0
     evicted: int = 0
-    """Blocks that left to make space; in a pool that evicts by itself, those that were found to be gone."""
+    """Blocks that left to make space; in a shared store, which evicts by itself, those found to be gone."""
     demoted: int = 0
     """Evicted blocks that reached the tier below."""
     dropped: int = 0

@@ -44,7 +44,7 @@ class PrefixIndex:
 
         Args:
             instance: its name.
-            shared: whether it is a pool: what it holds counts as held by every instance.
+            shared: whether it is a shared store: what it holds counts as held by every instance.
 
         Raises:
             ValueError: when it is a member already.

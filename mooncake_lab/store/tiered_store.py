@@ -144,7 +144,7 @@ class TieredStore:
         keys = list(keys)
         for backed in self._tiers:
             if backed.backend.is_shared:
-                self._ask_pool(backed, keys, first)
+                self._ask_shared(backed, keys, first)
         with self._lock:
             return self._stack.match_prefix(keys)
 
@@ -373,8 +373,8 @@ class TieredStore:
         with self._lock:
             return sum(backed.leaked_bytes() for backed in self._tiers)
 
-    def _ask_pool(self, pool: BackedTier, keys: Sequence[bytes], first: int) -> None:
-        """Learn which of these keys a pool has, but not of those that lie in this store's own tiers."""
+    def _ask_shared(self, shared: BackedTier, keys: Sequence[bytes], first: int) -> None:
+        """Learn which of these keys a shared tier has, but not of those that lie in this store's own tiers."""
         with self._lock:
             own = [tier for tier in self._stack.tiers if not tier.spec.is_shared]
             asked = {
@@ -383,4 +383,4 @@ class TieredStore:
                 if not any(tier.holds(key) for tier in own)
             }
         if asked:
-            pool.ask(asked)
+            shared.ask(asked)

@@ -18,6 +18,7 @@ from mooncake_lab.workload.releases import (
     load_or_read,
     search_folders,
 )
+from mooncake_lab.workload.sessions import ClientRules, ClientSession, RequestOutcome, chat_sessions, sessions_of
 from mooncake_lab.workload.trace import Trace, in_class
 from mooncake_lab.workload.trace_summary import TraceStatistics, statistics
 from mooncake_lab.workload.writer import write_trace
@@ -45,11 +46,15 @@ __all__ = [
     "FORMATS",
     "RELEASES",
     "WORKLOADS",
+    "ClientRules",
+    "ClientSession",
     "Release",
+    "RequestOutcome",
     "SharedPrefix",
     "Trace",
     "TraceError",
     "TraceStatistics",
+    "chat_sessions",
     "check_workload",
     "conversation_sizes",
     "fetch_trace",
@@ -65,6 +70,7 @@ __all__ = [
     "reuse_gaps_s",
     "search_folders",
     "seen_before",
+    "sessions_of",
     "statistics",
     "tick_s",
     "use_counts",

@@ -188,7 +188,7 @@ class Trace:
         return self.replaced(max_tokens=stated, source=f"{self.source}, max_tokens {default:,}")
 
     def at_speed(self, speed: float) -> "Trace":
-        """The same requests, arriving so many times as fast.
+        """The same requests, arriving so many times as fast, from clients that let so much less time pass.
 
         Raises:
             ValueError: when the speed is not a positive number.
@@ -198,7 +198,11 @@ class Trace:
                 f"a trace cannot be replayed at {speed!r} times its speed; positive numbers are allowed"
             )
         arrivals_s = vars(self)["arrival_s"].tolist()
-        return self.replaced(arrival_s=array("d", (at_s / speed for at_s in arrivals_s)))
+        delays_s = vars(self)["delay_s"]
+        return self.replaced(
+            arrival_s=array("d", (at_s / speed for at_s in arrivals_s)),
+            delay_s=None if delays_s is None else array("d", (delay_s / speed for delay_s in delays_s.tolist())),
+        )
 
     def head(self, n: int) -> "Trace":
         """The first `n` requests, or all of them when there are fewer; the source line says so.

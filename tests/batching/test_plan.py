@@ -139,7 +139,7 @@ class TestWorstCaseBlocks:
 
     @pytest.mark.parametrize(("stated", "blocks"), [(5, 3), (9, 4), (None, 4)])
     def test_the_window_bounds_it(self, stated, blocks):
-        """No request outgrows the model's window."""
+        """No request outgrows the model's context length."""
         assert worst_case_blocks(request(max_new_tokens=stated), limits(window=16)) == blocks
 
 
@@ -162,7 +162,7 @@ class TestRefusal:
         [
             (request(prompt_tokens=41), None, "it needs 41 tokens"),
             (request(prompt_tokens=8, max_new_tokens=34), None, "it needs 41 tokens"),
-            (request(prompt_tokens=17), 16, "the model's window is 16"),
+            (request(prompt_tokens=17), 16, "the model's context length is 16"),
             (request(prompt_tokens=8, max_new_tokens=999), 41, "it needs 41 tokens"),
             (request(prompt_tokens=36, generated_tokens=5), None, "it needs 41 tokens"),
         ],

@@ -168,12 +168,12 @@ class TestPrefillOnly:
     def test_packs_up_to_its_tokens(self, most, planned):
         """A prompt joins while the iteration stays within the tokens; the first is computed however long it is."""
         waiting = [new(1, 8), new(2, 6), new(3, 6)]
-        assert tokens(PrefillOnly(max_batch_tokens=most).plan(waiting, [], limits())) == planned
+        assert tokens(PrefillOnly(pack_tokens=most).plan(waiting, [], limits())) == planned
 
     def test_the_rest_of_a_cut_prompt_counts(self):
         """The four tokens left of a prompt that was cut take their share of the iteration."""
         rest = Progress(request_id=1, arrival=1, prompt_tokens=8, cached_tokens=4, held_blocks=1)
-        plan = PrefillOnly(max_batch_tokens=9).plan([new(2, 6)], [rest], limits())
+        plan = PrefillOnly(pack_tokens=9).plan([new(2, 6)], [rest], limits())
         assert tokens(plan) == [(1, 4)]
 
 

@@ -58,8 +58,8 @@ def test_a_long_window_costs_no_memory(run, monkeypatch):
     [
         ("--batching", "request_level"),
         ("--batching", "vllm", "--block-size", 1),
-        ("--batching", "sarathi", "--chunked-prefill-size", 3, "--max-num-seqs", 2),
-        ("--max-total-tokens", 16, "--block-size", 8, "--no-enable-prefix-caching"),
+        ("--batching", "sarathi", "--chunk-tokens", 3, "--max-requests", 2),
+        ("--device-tokens", 16, "--block-size", 8, "--no-prefix-caching"),
         ("--backend", "dense"),
     ],
 )
@@ -97,7 +97,7 @@ def test_without_json_each_line_is_an_output(run):
 
 def test_a_request_that_a_policy_never_serves_says_why(run):
     """Orca cannot cut a prompt wider than an iteration: no tokens, and the reason; the others are served."""
-    result = run("--batching", "orca", "--max-num-batched-tokens", 7, "--max-num-seqs", 4, "--json")
+    result = run("--batching", "orca", "--max-batch-tokens", 7, "--max-requests", 4, "--json")
     found = json.loads(result.stdout)
     assert [request["finish_reason"] for request in found["requests"]] == ["length", "length", "rejected"]
     assert "8 tokens of its prompt" in found["requests"][2]["error"]
@@ -106,7 +106,7 @@ def test_a_request_that_a_policy_never_serves_says_why(run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"arguments": ("--max-total-tokens", 16)}, "prompt 0: prompt and new tokens make 22 tokens of KVCache"),
+        ({"arguments": ("--device-tokens", 16)}, "prompt 0: prompt and new tokens make 22 tokens of KVCache"),
         ({"content": "[[1, 300]]"}, "prompt 0: the prompt holds tokens 1 to 300"),
         ({"content": "[[1], []]"}, "prompt 1 has no tokens"),
         ({"content": "[]"}, "there are no prompts"),
@@ -129,8 +129,8 @@ def test_failures_are_one_sentence_and_exit_code_1(run, options, message):
     [
         ("--batching", "magic"),
         ("--max-new-tokens", 0),
-        ("--batching", "orca", "--chunked-prefill-size", 4),
-        ("--max-total-tokens", 15),
+        ("--batching", "orca", "--chunk-tokens", 4),
+        ("--device-tokens", 15),
     ],
 )
 def test_bad_usage_is_exit_code_2(run, options):

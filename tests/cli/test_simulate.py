@@ -17,10 +17,10 @@ PROMISED = {
     "peak_memory_mib",
 }  # fmt: skip
 COST = {"wall_s", "cpu_s", "peak_memory_mib"}
-DISAGGREGATED = ("--prefill", 2, "--decode", 2)
-WIDE = ("--prefill", 4, "--decode", 2)
-COUPLED = ("--coupled", 4)
-OVERLOADED = ("--prefill", 2, "--decode", 1, "--speed", 3, "--ttft-slo", 4, "--tbt-slo", 0.028)
+DISAGGREGATED = ("--prefill-nodes", 2, "--decode-nodes", 2)
+WIDE = ("--prefill-nodes", 4, "--decode-nodes", 2)
+COUPLED = ("--coupled-nodes", 4)
+OVERLOADED = ("--prefill-nodes", 2, "--decode-nodes", 1, "--speed", 3, "--ttft-slo", 4, "--tbt-slo", 0.028)
 CLASSES = (*OVERLOADED, "--admission", "priority", "--urgent-share", 0.5)
 SMALL = (*DISAGGREGATED, "--cache-tokens", 6000)
 
@@ -84,8 +84,8 @@ def test_log_holds_the_run(file, cluster, tmp_path):
 @pytest.mark.parametrize(
     ("base", "option"),
     [
-        (DISAGGREGATED, ("--prefill", 3)),
-        (DISAGGREGATED, ("--decode", 1)),
+        (DISAGGREGATED, ("--prefill-nodes", 3)),
+        (DISAGGREGATED, ("--decode-nodes", 1)),
         (DISAGGREGATED, ("--placement", "random")),
         (OVERLOADED, ("--admission", "slo")),
         ((*OVERLOADED, "--admission", "early"), ("--admission", "predictive")),
@@ -112,7 +112,7 @@ def test_log_holds_the_run(file, cluster, tmp_path):
         (DISAGGREGATED, ("--ttft-slo", 0.6)),
         (DISAGGREGATED, ("--tbt-slo", 0.0265)),
         ((*DISAGGREGATED, "--placement", "random"), ("--seed", 1)),
-        (COUPLED, ("--coupled", 2)),
+        (COUPLED, ("--coupled-nodes", 2)),
         (COUPLED, ("--batching", "vllm_prefix")),
         (COUPLED, ("--placement", "random")),
         ((*COUPLED, "--cache-tokens", 40_000, "--batching", "tensorrt_llm"), ("--max-tokens", 20_000)),
@@ -137,14 +137,14 @@ def test_a_death_loses_no_request(file, cluster):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "give --prefill and --decode, or --coupled"),
-        ((*DISAGGREGATED, "--coupled", 2), "leave out --prefill and --decode"),
-        ((*DISAGGREGATED, "--batching", "vllm"), "--batching is for --coupled nodes"),
+        ((), "give --prefill-nodes and --decode-nodes, or --coupled-nodes"),
+        ((*DISAGGREGATED, "--coupled-nodes", 2), "leave out --prefill-nodes and --decode-nodes"),
+        ((*DISAGGREGATED, "--batching", "vllm"), "--batching is for coupled nodes"),
         ((*COUPLED, "--placement", "kvcache_centric"), "no store to fetch from"),
         ((*COUPLED, "--placement", "longest_prefix"), "local_prefixes"),
         ((*COUPLED, "--admission", "after_prefill"), "double_check"),
         ((*DISAGGREGATED, "--placement", "fewest_requests"), "coupled_instances"),
-        ((*DISAGGREGATED, "--max-tokens", 100), "--max-tokens is for --coupled nodes"),
+        ((*DISAGGREGATED, "--max-tokens", 100), "--max-tokens is for coupled nodes"),
         ((*DISAGGREGATED, "--admission", "early", "--decode-s", 5), "--decode-s is for --admission predictive"),
         ((*DISAGGREGATED, "--node", "abacus"), "allowed is hardware with a network card"),
         ((*DISAGGREGATED, "--model", "gpt9"), "unknown model 'gpt9'"),
@@ -152,13 +152,18 @@ def test_a_death_loses_no_request(file, cluster):
         ((*DISAGGREGATED, "--testbed", "arxiv", "--node", "h800-node"), "leave both out"),
         ((*COUPLED, "--cache-tokens", 1), "capacity_blocks is 0"),
         ((*COUPLED, "--prefill-group", 2), "are for prefill nodes"),
-        ((*WIDE, "--prefill-group", 3), "no whole number of groups"),
+        ((*WIDE, "--prefill-group", 3), "--prefill-nodes is 4; a multiple of --prefill-group, 3, is needed"),
         ((*WIDE, "--ssd-tokens", 6000), "give --ssd-tokens and --ssd-gb-per-s together"),
         ((*WIDE, "--ssd-tokens", 6000, "--ssd-gb-per-s", 1000), "predicts load from ssd"),
         ((*WIDE, "--view-age", "inf"), "inf is too large; allowed are numbers from 0"),
         ((*WIDE, "--fail", "prefill-0"), "--fail prefill-0: no time; give NAME@SECONDS"),
         ((*WIDE, "--fail", "prefill-9@1"), "no instance 'prefill-9' to fail"),
         ((*WIDE, "--admission", "priority"), "give --admission priority and --urgent-share together"),
+        ((*COUPLED, "--keep-answers"), "--keep-answers is for decode nodes"),
+        ((*WIDE, "--retries", 1), "--retries is for --sessions"),
+        ((*WIDE, "--concurrency", 2), "--concurrency is for --sessions"),
+        ((*WIDE, "--first-token-patience", 2), "--first-token-patience is for --sessions"),
+        ((*WIDE, "--answer-patience", 2), "--answer-patience is for --sessions"),
         ((*WIDE, "--urgent-share", 0.5), "give --admission priority and --urgent-share together"),
     ],
 )
@@ -305,7 +310,49 @@ def test_the_decode_time_of_prediction_follows_trace_model_and_hardware(file):
 
 def test_vllm_v1_finds_more_behind_a_router_that_knows_its_caches(file):
     """The same nodes find prefixes with any router, and more of them with a cache-aware one."""
-    system = ("--coupled", 2, "--batching", "vllm_today")
+    system = ("--coupled-nodes", 2, "--batching", "vllm_today")
     plain, aware = (numbers(file, *system, "--placement", name) for name in ("fewest_requests", "cache_aware"))
     assert plain["finished"] == aware["finished"] == plain["requests"]
     assert 0 < plain["token_hit_rate"] < aware["token_hit_rate"]
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    """Twelve chats of four turns, one every 0.2 s, each turn 2 s after the answer to the one before."""
+    path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
+    rows = []
+    for turn in range(4):
+        for chat in range(12):
+            tokens = 3000 + 900 * turn
+            blocks = [100 * chat + k for k in range(-(-tokens // 512))]
+            row = {"timestamp": 200 * chat + 10_000 * turn, "input_length": tokens, "output_length": 600}
+            rows.append(row | {"hash_ids": blocks, "session_id": str(chat)} | ({"delay": 2000} if turn else {}))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+CLOSED = (*DISAGGREGATED, "--sessions")
+
+
+@pytest.mark.parametrize(
+    ("base", "option"),
+    [
+        (DISAGGREGATED, ("--sessions",)),
+        (COUPLED, ("--sessions",)),
+        (CLOSED, ("--speed", 2)),
+        (CLOSED, ("--keep-answers",)),
+        (CLOSED, ("--concurrency", 3)),
+        (CLOSED, ("--first-token-patience", 0.3)),
+        (CLOSED, ("--answer-patience", 15)),
+        ((*CLOSED, "--admission", "slo", "--ttft-slo", 0.35), ("--retries", 2)),
+    ],
+    ids=lambda value: " ".join(map(str, value)),
+)
+def test_every_option_of_clients_has_an_effect(chats, base, option):
+    """Clients that wait, and each way in which they behave, move the result; every turn is accounted for."""
+    found = numbers(chats, *base, *option)
+    assert found != baseline(chats, *base)
+    if "--sessions" in (*base, *option):
+        assert found["turns"] == 48
+        assert found["requests"] == 48 - found["turns_not_sent"] + found["retries_sent"]
+        assert found["turns_answered"] == found["finished"]

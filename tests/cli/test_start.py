@@ -56,7 +56,8 @@ def test_a_simulation_imports_nothing_heavy(trace):
     heavy = HEAVY | {"mooncake_lab.serving"}
     code = (
         "import sys; from mooncake_lab.cli import app;"
-        f" app(['simulate', {str(trace)!r}, '--prefill', '1', '--decode', '1', '--json'], standalone_mode=False);"
+        f" app(['simulate', {str(trace)!r}, '--prefill-nodes', '1', '--decode-nodes', '1', '--json'],"
+        " standalone_mode=False);"
         f" print(*sorted({heavy!r} & sys.modules.keys()))"
     )
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -77,7 +78,7 @@ def test_the_list_of_commands_imports_none_of_them():
 
 def test_the_process_before_a_random_model_imports_nothing_heavy():
     """When `serve` opens, only its workers have imported torch: the process that takes requests needs none."""
-    assert not last_line(SERVE, "--model", "random:lab-tiny", "--coupled", 1)
+    assert not last_line(SERVE, "--model", "random:lab-tiny", "--coupled-nodes", 1)
 
 
 def test_the_process_before_a_model_directory_imports_nothing_heavy(tmp_path):
@@ -89,4 +90,4 @@ def test_the_process_before_a_model_directory_imports_nothing_heavy(tmp_path):
 
 def test_the_process_that_replays_a_trace_imports_nothing_heavy(trace):
     """`replay` imports torch in its workers only, from its start to its summary."""
-    assert not last_line(REPLAY, trace, "--coupled", 1)
+    assert not last_line(REPLAY, trace, "--coupled-nodes", 1)

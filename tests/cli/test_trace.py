@@ -214,7 +214,7 @@ def test_a_trace_without_ids_has_no_hit_rate(name):
     assert (cache.exit_code, cache.stdout) == (1, "")
     assert "no hit rate follows" in cache.stderr
     simulated = CliRunner().invoke(
-        cli.app, ["simulate", str(FILES / name), "--prefill", "1", "--decode", "1", "--json"]
+        cli.app, ["simulate", str(FILES / name), "--prefill-nodes", "1", "--decode-nodes", "1", "--json"]
     )
     assert simulated.exit_code == 0
     assert json.loads(simulated.stdout)["token_hit_rate"] is None
@@ -228,7 +228,7 @@ def test_commands_read_the_formats(name):
     trace = read_trace(FILES / name)
     assert (told["requests"], told["prefix_hits"]) == (len(trace), int(reusable_blocks(trace).sum()))
     simulated = CliRunner().invoke(
-        cli.app, ["simulate", str(FILES / name), "--prefill", "1", "--decode", "1", "--json"]
+        cli.app, ["simulate", str(FILES / name), "--prefill-nodes", "1", "--decode-nodes", "1", "--json"]
     )
     assert json.loads(simulated.stdout)["finished"] == len(trace)
 

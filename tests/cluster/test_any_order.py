@@ -30,37 +30,37 @@ def fire(run, rng):
 
 
 def some_prompt(run, rng):
-    """A prompt and its worker, cancelled ones included; none where there is none."""
+    """A prompt and its instance, cancelled ones included; none where there is none."""
     jobs = [(name, job) for name in sorted(run.up) for job in run.prompts[name].values()]
     return rng.choice(jobs) if jobs else (None, None)
 
 
 def start(run, name, job):
-    """A worker begins a prompt; those that run together add up."""
+    """An instance begins a prompt; those that run together add up."""
     job.started = True
     _, until_s = run.latest.get(name, (None, 0.0))
     run.latest[name] = job.attempt, max(run.now, until_s) + run.estimated_s(job)
 
 
 def end(run, name, job):
-    """A prompt leaves its worker."""
+    """A prompt leaves its instance."""
     if run.latest.get(name, (None,))[0] == job.attempt:
         del run.latest[name]
     del run.prompts[name][job.attempt]
 
 
 def prefill(run, rng):
-    """The next thing happens to some prompt on a worker, cancelled ones included."""
+    """The next thing happens to some prompt on an instance, cancelled ones included."""
     name, job = some_prompt(run, rng)
     if job is None:
         return
-    what = {"attempt": job.attempt, "worker": name}
+    what = {"attempt": job.attempt, "instance": name}
     if not job.fetched:
         job.fetched = True
         source = job.placement.fetch_from
         size = job.placement.fetched_tokens if source in run.up and rng.random() < 0.7 else 0
         run.moved[job.attempt.request_id, source, name] += size > 0
-        run.tell(e.PrefixFetched, attempt=job.attempt, source=source, worker=name, start_s=run.now, bytes=size)
+        run.tell(e.PrefixFetched, attempt=job.attempt, source=source, instance=name, start_s=run.now, bytes=size)
     elif name in job.cancelled and not job.started:
         del run.prompts[name][job.attempt]
         run.tell(e.PrefillDropped, **what)
@@ -115,7 +115,7 @@ def step(run, rng):
 
 
 def compute(run, rng, name=None):
-    """A coupled worker ends an iteration: decodes, and pieces of prompts or of what it computes again."""
+    """A coupled instance ends an iteration: decodes, and pieces of prompts or of what it computes again."""
     name = name or rng.choice([None, *sorted(run.up)])
     if name is None:
         return
@@ -146,20 +146,20 @@ def compute(run, rng, name=None):
 
 
 def drop(run, rng, name):
-    """Some prompts whose attempt was given up leave the queue of a coupled worker."""
+    """Some prompts whose attempt was given up leave the queue of a coupled instance."""
     for attempt, job in list(run.prompts[name].items()):
         if name in job.cancelled and rng.random() < 0.5:
             del run.prompts[name][attempt]
-            run.tell(e.PrefillDropped, attempt=attempt, worker=name)
+            run.tell(e.PrefillDropped, attempt=attempt, instance=name)
 
 
 def left_of(run, job):
-    """Tokens that exist of a request and are not computed at its coupled worker."""
+    """Tokens that exist of a request and are not computed at its coupled instance."""
     return job.command.request.input_tokens + run.steps[job.attempt] + job.showed_first - job.cached
 
 
 def planned(run, rng, name):
-    """Some of the requests that decode at a coupled worker, and pieces of those that have more to compute."""
+    """Some of the requests that decode at a coupled instance, and pieces of those that have more to compute."""
     here = [job for job in run.live().values() if job.placement.prefill == name]
     here += [job for job in run.prompts[name].values() if job not in here]  # cancelled ones
     here = [job for job in here if left_of(run, job) and rng.random() < 0.7]
@@ -173,7 +173,7 @@ def planned(run, rng, name):
 
 
 def started(run, job, name):
-    """A request shows its first token at this worker."""
+    """A request shows its first token at this instance."""
     job.decoding = job.loaded = True
     del run.prompts[name][job.attempt]
     run.tell(e.DecodeStarted, attempt=job.attempt)
@@ -197,8 +197,8 @@ def piece(run, job, computed, name, start_s):
     job.cached += computed
     run.prefilled[job.attempt.request_id] += 1
     run.tell(
-        e.ChunkDone, attempt=job.attempt, worker=name, start_s=start_s, computed_tokens=computed, reused_tokens=0,
-        context_tokens=job.cached,
+        e.ChunkDone, attempt=job.attempt, instance=name, start_s=start_s, computed_tokens=computed,
+        reused_tokens=0, context_tokens=job.cached,
     )  # fmt: skip
     blocks = set(job.command.request.block_keys) - run.held[name]
     if blocks and job.cached >= job.command.request.input_tokens:
@@ -209,12 +209,12 @@ def piece(run, job, computed, name, start_s):
 
 
 def preempt(run, rng):
-    """A coupled worker takes a request out of its batch; some of its KVCache may be kept."""
+    """A coupled instance takes a request out of its batch; some of its KVCache may be kept."""
     job = some(run, rng)
     if job is not None and job.cached:
         job.cached = 0 if rng.random() < 0.7 else rng.randint(0, job.cached)
         name = job.placement.prefill
-        run.tell(e.Preempted, attempt=job.attempt, worker=name, context_tokens=job.cached)
+        run.tell(e.Preempted, attempt=job.attempt, instance=name, context_tokens=job.cached)
 
 
 def some(run, rng):
@@ -250,7 +250,7 @@ def down(run, rng):
         jobs = [job for job in run.live().values() if job.placement.decode == name and (job.loaded or coupled)]
         del run.up[name]
         run.asked = [one for one in run.asked if one != name]
-        run.tell(e.WorkerDown, worker=name, finishes_step=finishes)
+        run.tell(e.InstanceDown, instance=name, finishes_step=finishes)
         if finishes:
             if coupled:
                 run.now += 0.3
@@ -267,19 +267,21 @@ def up(run, rng):
 
 def confirm(run, rng):
     if run.asked:
-        run.tell(e.WorkerConfirmed, worker=run.asked.pop(rng.randrange(len(run.asked))))
+        run.tell(e.InstanceConfirmed, instance=run.asked.pop(rng.randrange(len(run.asked))))
 
 
 def again(run, rng):
     """Something that was reported before is reported once more."""
-    repeated = [event for event in run.events if not isinstance(event, e.WorkerUp | e.WorkerDown | CacheChanged)]
+    repeated = [
+        event for event in run.events if not isinstance(event, e.InstanceUp | e.InstanceDown | CacheChanged)
+    ]
     if repeated:
         event = rng.choice(repeated)
         if isinstance(event, e.RequestArrived) and event.request.id not in run.coordinator.requests:
             return  # a new request
         if isinstance(event, e.TimerFired) and event.request_id in run.timers:
             return  # not a repetition
-        if isinstance(event, e.Cancelled | e.ClientStopped | e.WorkerConfirmed):
+        if isinstance(event, e.Cancelled | e.ClientStopped | e.InstanceConfirmed):
             return  # they mean the same at any time
         if isinstance(event, CHANGE_NOTHING):
             before = len(run.log)
@@ -328,7 +330,7 @@ def test_laws_hold_in_any_order(seed, waits, first_shown_by):
         placement=rng.choice([KVCacheCentric(1.0), LoadBalance(), Random()]),
         admission=rng.choice([AdmitAll(), RefusesSome()]),
         first_shown_by=first_shown_by,
-        wait_for_workers=waits,
+        wait_for_instances=waits,
         schedule_s=rng.choice([0.0, 0.1]),
         max_attempts=rng.choice([None, 3]),
         max_inflight_requests=rng.choice([None, 6]),
@@ -341,7 +343,7 @@ def test_laws_hold_in_any_order(seed, waits, first_shown_by):
 
 
 class Fetches:
-    """Every second request has a prefix from another worker; a function of request and view alone."""
+    """Every second request has a prefix from another instance; a function of request and view alone."""
 
     def place(self, request, view, estimate):
         """By the request's number and length."""
@@ -358,11 +360,11 @@ class Fetches:
 
 
 def prefill_and_fetch(run, rng):
-    """As `prefill`, with prompts that are dropped while they run, and decode workers that are heard first."""
+    """As `prefill`, with prompts that are dropped while they run, and decode instances that are heard first."""
     name, job = some_prompt(run, rng)
     if job is None:
         return
-    what = {"attempt": job.attempt, "worker": name}
+    what = {"attempt": job.attempt, "instance": name}
     if not job.fetched:
         job.fetched, source = True, job.placement.fetch_from
         size = 512 if rng.random() < 0.7 else 0
@@ -391,14 +393,14 @@ def read(run, rng):
         job = rng.choice(jobs)
         job.read, name = True, job.placement.fetch_from
         run.moved[job.attempt.request_id, f"{name}/ssd", f"{name}/dram"] += 1
-        run.tell(e.TierRead, attempt=job.attempt, worker=name, start_s=run.now, bytes=5)
+        run.tell(e.TierRead, attempt=job.attempt, instance=name, start_s=run.now, bytes=5)
 
 
 def check_flows(run):
-    """What each worker is believed to send is what was placed and has not been reported as over."""
-    table, live = run.coordinator.workers, run.live().values()
+    """What each instance is believed to send is what was placed and has not been reported as over."""
+    table, live = run.coordinator.instances, run.live().values()
     for name in run.up:
-        worker = table.by_name[name]
+        instance = table.by_name[name]
         streams = {
             job.attempt
             for job in live
@@ -410,7 +412,7 @@ def check_flows(run):
             if source == name and table.by_name[name] is holder and table.by_name[to] is fetcher and fetcher.up
         }
         assert (
-            worker.prefill.sending.keys() | worker.prefill.reading.keys() | worker.prefill.arriving.keys()
+            instance.prefill.sending.keys() | instance.prefill.reading.keys() | instance.prefill.arriving.keys()
             == streams | fetches
         )
 
@@ -425,7 +427,7 @@ def test_fetches_in_any_order(seed, waits, first_shown_by):
         placement=Fetches(),
         admission=rng.choice([AdmitAll(), RefusesSome()]),
         first_shown_by=first_shown_by,
-        wait_for_workers=waits,
+        wait_for_instances=waits,
         schedule_s=rng.choice([0.0, 0.1]),
         max_attempts=rng.choice([None, 3]),
     )
@@ -433,7 +435,7 @@ def test_fetches_in_any_order(seed, waits, first_shown_by):
 
     def run_prefill(command):
         begin(command)
-        source, to, table = command.placement.fetch_from, command.placement.prefill, run.coordinator.workers
+        source, to, table = command.placement.fetch_from, command.placement.prefill, run.coordinator.instances
         if source is not None:
             run.flows[source, command.attempt] = table.by_name[source], to, table.by_name[to]
 
@@ -454,13 +456,13 @@ COUPLED_WEIGHTS = [4, 6, 24, 3, 3, 1, 1, 1, 2, 3, 4]
 
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_laws_hold_in_any_order_of_coupled_workers(seed, waits):
-    """The same of workers that prefill and decode, with chunks, preemptions and steps that end after a failure."""
+def test_laws_hold_in_any_order_of_coupled_instances(seed, waits):
+    """The same of coupled instances, with chunks, preemptions and steps that end after a failure."""
     rng = random.Random(seed)
     run = make_runtime(
         COUPLED,
         placement=rng.choice([CacheAware(), LoadBalance(), Random(), FewestRequests()]),
-        wait_for_workers=waits,
+        wait_for_instances=waits,
         schedule_s=rng.choice([0.0, 0.1]),
         max_attempts=rng.choice([None, 3]),
         max_inflight_requests=rng.choice([None, 6]),

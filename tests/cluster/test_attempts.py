@@ -29,9 +29,9 @@ def arrive(run):
 
 
 def prefill(run, attempt=A):
-    run.tell(e.PrefillStarted, attempt=attempt, worker="prefill-0")
+    run.tell(e.PrefillStarted, attempt=attempt, instance="prefill-0")
     run.tell(
-        e.PrefillDone, attempt=attempt, worker="prefill-0", start_s=run.now, computed_tokens=1, reused_tokens=0
+        e.PrefillDone, attempt=attempt, instance="prefill-0", start_s=run.now, computed_tokens=1, reused_tokens=0
     )
 
 
@@ -45,16 +45,16 @@ def fail(run, attempt=A):
 
 
 def test_a_request_on_its_way_is_expected_when_its_placement_says():
-    """The view of its decode worker holds the moment of decision plus the expected TTFT, until it joins."""
+    """The view of its decode instance holds the moment of decision plus the expected TTFT, until it joins."""
     run = make_runtime(PAIR, placement=Expects())
     run.now = 10.0
     arrive(run)
-    worker = run.coordinator.workers.by_name["decode-0"]
-    assert [one.starts_s for one in worker.decode.view().coming] == [12.5]
+    instance = run.coordinator.instances.by_name["decode-0"]
+    assert [one.starts_s for one in instance.decode.view().coming] == [12.5]
     run.now = 20.0
     prefill(run)
     move(run)
-    view = worker.decode.view()
+    view = instance.decode.view()
     assert ([one.starts_s for one in view.coming], [one.starts_s for one in view.decoding]) == ([], [20.0])
 
 
@@ -91,20 +91,20 @@ def test_a_fetch_from_a_shared_store_loads_the_network_while_it_is_sent(from_ssd
     """The source sends when it has read what is on its SSD, until the prefix has arrived."""
     run = make_runtime((*PAIR, "prefill-1"), placement=Expects())
     arrive(run)
-    fetch = {"attempt": A, "worker": "prefill-0", "source": "prefill-1"}
+    fetch = {"attempt": A, "instance": "prefill-0", "source": "prefill-1"}
 
     def outgoing_flows():
         return [one.outgoing_flows for one in run.coordinator.view(request(1), run.now).prefill]
 
     run.tell(e.FetchStarted, **fetch, from_ssd=from_ssd)
     assert outgoing_flows() == [0, 0 if from_ssd else 1]
-    run.tell(e.TierRead, attempt=A, worker="prefill-1", start_s=run.now, bytes=9)
+    run.tell(e.TierRead, attempt=A, instance="prefill-1", start_s=run.now, bytes=9)
     assert outgoing_flows() == [0, 1]
     run.tell(e.PrefixFetched, **fetch, start_s=run.now, bytes=9)
     assert outgoing_flows() == [0, 0]
     run.tell(e.FetchStarted, **fetch, from_ssd=from_ssd)
     assert outgoing_flows() == [0, 0], "it was reported before"
-    run.tell(e.FetchStarted, attempt=A, worker="prefill-0", source="prefill-0")
+    run.tell(e.FetchStarted, attempt=A, instance="prefill-0", source="prefill-0")
     assert outgoing_flows() == [1, 0], "but not from there"
 
 
@@ -133,11 +133,11 @@ def test_tokens_are_put_into_the_prompt_once():
     assert fail(run, B) is first
 
 
-def test_a_request_without_workers_is_not_placed_because_another_worker_goes_down():
-    """A request waits for the answer of the suspect, and not for news of a worker that it does not need."""
+def test_a_request_without_instances_is_not_placed_because_another_instance_goes_down():
+    """A request waits for the answer of the suspect, and not for news of an instance that it does not need."""
     run = make_runtime((*PAIR, "decode-1"))
     arrive(run)
     run.tell(e.AttemptFailed, attempt=A, reason="it failed", retriable=True, suspects=("prefill-0",))
-    assert not run.tell(e.WorkerDown, worker="decode-1")
+    assert not run.tell(e.InstanceDown, instance="decode-1")
     assert run.coordinator.requests[0].phase == "unconfirmed"
-    assert run.tell(e.WorkerConfirmed, worker="prefill-0")[-1].attempt == B
+    assert run.tell(e.InstanceConfirmed, instance="prefill-0")[-1].attempt == B

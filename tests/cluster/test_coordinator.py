@@ -43,12 +43,17 @@ def arrive(run, i=0, **fields):
     return run.tell(e.RequestArrived, request=run.original[i], **fields)
 
 
-def prefill(run, attempt=A, worker="prefill-0", end_s=3.0):
+def prefill(run, attempt=A, instance="prefill-0", end_s=3.0):
     run.now = end_s - 1
-    run.tell(e.PrefillStarted, attempt=attempt, worker=worker)
+    run.tell(e.PrefillStarted, attempt=attempt, instance=instance)
     run.now = end_s
     run.tell(
-        e.PrefillDone, attempt=attempt, worker=worker, start_s=end_s - 1, computed_tokens=1500, reused_tokens=500
+        e.PrefillDone,
+        attempt=attempt,
+        instance=instance,
+        start_s=end_s - 1,
+        computed_tokens=1500,
+        reused_tokens=500,
     )
 
 
@@ -83,7 +88,7 @@ def test_a_request_from_arrival_to_its_last_token():
     assert not run.tell(e.KVArrived, attempt=A, start_s=3.0, bytes=9)
     run.now = 4.0
     run.tell(e.KVLoaded, attempt=A)
-    assert run.coordinator.workers.by_name["decode-0"].decode.view().decoding[0].starts_s == 4.0
+    assert run.coordinator.instances.by_name["decode-0"].decode.view().decoding[0].starts_s == 4.0
     run.tell(e.DecodeStarted, attempt=A)
     step(run)
     assert run.tell(e.RequestDone, attempt=A) == (e.Finish(0),)
@@ -142,7 +147,7 @@ def test_the_first_token_at_prefill():
 
 
 def test_a_refusal_after_prefill():
-    """The double check refuses before anything is loaded; both workers are told."""
+    """The double check refuses before anything is loaded; both instances are told."""
     run = make_runtime(PAIR, admission=RefusesSome())
     for i in range(3):
         arrive(run, i)
@@ -150,7 +155,7 @@ def test_a_refusal_after_prefill():
     commands = run.tell(e.KVArrived, attempt=c.Attempt(2, 1), start_s=3.0, bytes=9)
     assert kinds(commands) == [e.CancelAttempt, e.CancelAttempt, e.Reject]
     assert run.log[-1] == Rejected(at_s=3.0, request_id=2, stage="decode", reason="third")
-    assert run.coordinator.workers.by_name["decode-0"].decode.view().requests == 2
+    assert run.coordinator.instances.by_name["decode-0"].decode.view().requests == 2
 
 
 def test_what_is_being_loaded_is_present():
@@ -161,7 +166,7 @@ def test_what_is_being_loaded_is_present():
         prefill(run, c.Attempt(i, 1))
 
     def seen():
-        decode = run.coordinator.workers.by_name["decode-0"].decode.view()
+        decode = run.coordinator.instances.by_name["decode-0"].decode.view()
         starts_s = {served.request_id: served.starts_s for served in decode.decoding}
         return starts_s, decode.present_requests, decode.present_tokens
 
@@ -192,7 +197,7 @@ def test_a_limit_of_requests_in_flight():
 
 
 class Fails:
-    """Raises for request 1 and names an unknown worker for request 2."""
+    """Raises for request 1 and names an unknown instance for request 2."""
 
     def place(self, request, view, estimate):
         """On the one pair."""
@@ -260,8 +265,8 @@ class Places:
         ({"reason": None}, "sets reason to None; allowed is a str"),
     ],
 )
-def test_a_placement_that_no_worker_could_carry_out(fields, said):
-    """It costs its request, with a reason; no worker gets an order, and nothing stays in flight."""
+def test_a_placement_that_no_instance_could_carry_out(fields, said):
+    """It costs its request, with a reason; no instance gets an order, and nothing stays in flight."""
     run = make_runtime(
         ("prefill-0", "prefill-1", "decode-0"), placement=Places(**fields), reject_policy_errors=True
     )
@@ -309,7 +314,7 @@ def test_an_answer_of_an_admission_policy_that_is_no_decision(returned, said):
         assert said in refused.reason
 
 
-def test_a_coupled_worker_decodes_what_it_prefills():
+def test_a_coupled_instance_decodes_what_it_prefills():
     """Whatever a policy says of decode, also in the log; a fetch is refused, because there is no store."""
     pair = ("coupled-0", "coupled-1")
     for decode_at in ("", "coupled-1"):
@@ -337,8 +342,8 @@ def moves(run):
     return [(record.source, record.destination) for record in run.log if isinstance(record, Moved)]
 
 
-FETCHED = {"attempt": A, "source": "prefill-0", "worker": "prefill-1", "start_s": 0.0, "bytes": 4}
-READ = {"attempt": A, "worker": "prefill-0", "start_s": 0.0, "bytes": 5}
+FETCHED = {"attempt": A, "source": "prefill-0", "instance": "prefill-1", "start_s": 0.0, "bytes": 4}
+READ = {"attempt": A, "instance": "prefill-0", "start_s": 0.0, "bytes": 5}
 FROM_SSD, FROM_HOLDER = ("prefill-0/ssd", "prefill-0/dram"), ("prefill-0", "prefill-1")
 
 
@@ -354,7 +359,7 @@ def test_a_holder_that_reads_from_ssd_and_who_fetches_are_heard_in_any_order(fir
     for kind in (*sorted(told, key=lambda kind: kind is not first), *told):
         run.tell(kind, **told[kind])
     assert sorted(moves(run)) == sorted([FROM_SSD, FROM_HOLDER])
-    assert not run.coordinator.workers.by_name["prefill-0"].prefill.sending
+    assert not run.coordinator.instances.by_name["prefill-0"].prefill.sending
 
 
 @pytest.mark.parametrize("replaced", [True, False])
@@ -362,7 +367,7 @@ def test_a_fetch_is_recorded_though_its_holder_went_down(replaced):
     """The blocks had come before; a process that replaced the holder knows nothing of them."""
     run = make_runtime(("prefill-0", "prefill-1", "decode-0"), placement=Fetches())
     arrive(run)
-    run.tell(e.WorkerDown, worker="prefill-0")
+    run.tell(e.InstanceDown, instance="prefill-0")
     if replaced:
         bring_up(run, "prefill-0")
     run.tell(e.PrefixFetched, **FETCHED)
@@ -370,7 +375,7 @@ def test_a_fetch_is_recorded_though_its_holder_went_down(replaced):
 
 
 def test_a_client_that_stops_while_its_request_is_placed_again():
-    """The worker may begin the prompt before it is told, which keeps the laws of the log."""
+    """The instance may begin the prompt before it is told, which keeps the laws of the log."""
     run = make_runtime(("prefill-0", "decode-0", "decode-1"))
     arrive(run)
     at = run.coordinator.requests[0].placement
@@ -386,7 +391,7 @@ def test_a_client_that_stops_while_its_request_is_placed_again():
         step_growth_s=0.0,
         request_ids=(0,),
     )
-    run.tell(e.WorkerDown, worker=at.decode)
+    run.tell(e.InstanceDown, instance=at.decode)
     again = run.coordinator.requests[0].attempt
     run.now = 4.1
     run.tell(e.ClientStopped, request_id=0)
@@ -396,22 +401,22 @@ def test_a_client_that_stops_while_its_request_is_placed_again():
 
 
 def test_a_prefix_from_the_pool_is_recorded():
-    """The pool is no worker, and what comes from it is recorded; what an unknown worker sent is not."""
-    for source, recorded in ((c.POOL, [(c.POOL, "prefill-0", 9)]), ("prefill-9", [])):
+    """The pool is no instance, and what comes from it is recorded; what an unknown instance sent is not."""
+    for source, recorded in ((c.SHARED_STORE, [(c.SHARED_STORE, "prefill-0", 9)]), ("prefill-9", [])):
         run = make_runtime(PAIR)
         arrive(run)
-        run.tell(e.PrefixFetched, attempt=A, source=source, worker="prefill-0", start_s=0.0, bytes=9)
+        run.tell(e.PrefixFetched, attempt=A, source=source, instance="prefill-0", start_s=0.0, bytes=9)
         found = [(r.source, r.destination, r.bytes) for r in run.log if isinstance(r, Moved)]
         assert found == recorded
 
 
-def test_a_decode_worker_that_is_heard_first_reports_what_the_prefill_worker_did():
+def test_a_decode_instance_that_is_heard_first_reports_what_the_prefill_instance_did():
     """It reports the fetch, the reading and the prefill again; each is recorded once, whoever is heard first."""
     run = make_runtime(PAIR)
     arrive(run)
     for _ in range(2):
-        run.tell(e.PrefixFetched, attempt=A, source=c.POOL, worker="prefill-0", start_s=0.0, bytes=9)
-        run.tell(e.TierRead, attempt=A, worker="prefill-0", start_s=0.0, bytes=5)
+        run.tell(e.PrefixFetched, attempt=A, source=c.SHARED_STORE, instance="prefill-0", start_s=0.0, bytes=9)
+        run.tell(e.TierRead, attempt=A, instance="prefill-0", start_s=0.0, bytes=5)
         prefill(run)
     kinds = (Moved, Prefilled)
     assert [getattr(r, "bytes", None) for r in run.log if isinstance(r, kinds)] == [9, 5, None]
@@ -439,9 +444,9 @@ def test_a_limit_of_attempts():
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_without_workers(waits):
-    """A request that finds no worker is rejected, or waits and is placed when there is one."""
-    run = make_runtime(("prefill-0",), wait_for_workers=waits)
+def test_without_instances(waits):
+    """A request that finds no instance is rejected, or waits and is placed when there is one."""
+    run = make_runtime(("prefill-0",), wait_for_instances=waits)
     for i in (1, 0):
         arrive(run, i)
     if not waits:
@@ -456,21 +461,21 @@ def test_without_workers(waits):
 
 
 def test_suspects_are_confirmed_first():
-    """A request whose workers may be down is placed when each has answered, or is known to be down."""
+    """A request whose instances may be down is placed when each has answered, or is known to be down."""
     run = make_runtime()
     arrive(run)
     suspects = ("prefill-0", "decode-0", "gone")
     commands = run.tell(e.AttemptFailed, attempt=A, reason="", retriable=True, suspects=suspects)
-    assert commands[-1] == e.ConfirmWorkers(("decode-0", "prefill-0"))
-    assert not run.tell(e.WorkerConfirmed, worker="prefill-0")
+    assert commands[-1] == e.ConfirmInstances(("decode-0", "prefill-0"))
+    assert not run.tell(e.InstanceConfirmed, instance="prefill-0")
     del run.up["decode-0"]
-    assert kinds(run.tell(e.WorkerDown, worker="decode-0")) == [e.PrepareDecode, e.RunPrefill]
+    assert kinds(run.tell(e.InstanceDown, instance="decode-0")) == [e.PrepareDecode, e.RunPrefill]
     assert run.log[-1].decode_instance == "decode-1"
-    assert not run.tell(e.WorkerDown, worker="decode-0")
+    assert not run.tell(e.InstanceDown, instance="decode-0")
 
 
 @pytest.mark.parametrize("finishes_step", [False, True])
-def test_a_decode_worker_goes_down(finishes_step):
+def test_a_decode_instance_goes_down(finishes_step):
     """Its requests are placed again: those on the way at once, those that decode now or after its step."""
     run = make_runtime(("prefill-0", "decode-0"))
     for i in (1, 0):
@@ -479,7 +484,7 @@ def test_a_decode_worker_goes_down(finishes_step):
     decode(run)
     bring_up(run, "decode-1")
     del run.up["decode-0"]
-    run.tell(e.WorkerDown, worker="decode-0", finishes_step=finishes_step)
+    run.tell(e.InstanceDown, instance="decode-0", finishes_step=finishes_step)
     again = [record.request_id for record in run.log if isinstance(record, Placed)][2:]
     assert again == ([1] if finishes_step else [0, 1])
     if finishes_step:
@@ -490,12 +495,12 @@ def test_a_decode_worker_goes_down(finishes_step):
 def test_a_fetch_and_its_holder():
     """A fetch is a transfer of its holder until its last byte is sent; a prompt goes on without its holder."""
     run = make_runtime(("prefill-0", "prefill-1", "decode-0"), placement=Fetches())
-    holder = run.coordinator.workers.by_name["prefill-0"]
+    holder = run.coordinator.instances.by_name["prefill-0"]
     arrive(run)
     assert holder.prefill.view(0, 0.0).outgoing_flows == 1
-    run.tell(e.KVSent, attempt=A, worker="prefill-0")
+    run.tell(e.KVSent, attempt=A, instance="prefill-0")
     assert holder.prefill.view(0, 0.0).outgoing_flows == 0
-    fetched = {"attempt": A, "source": "prefill-0", "worker": "prefill-1", "start_s": 0.0, "bytes": 4}
+    fetched = {"attempt": A, "source": "prefill-0", "instance": "prefill-1", "start_s": 0.0, "bytes": 4}
     run.tell(e.PrefixFetched, **fetched)
     assert run.log[-1] == Moved(
         at_s=0.0, request_id=0, source="prefill-0", destination="prefill-1", start_s=0.0, bytes=4
@@ -503,19 +508,19 @@ def test_a_fetch_and_its_holder():
     run.tell(e.PrefixFetched, **fetched)
     assert kinds(run.log).count(Moved) == 1
     for _ in range(2):
-        run.tell(e.PrefixFetched, **{**fetched, "source": c.POOL})
+        run.tell(e.PrefixFetched, **{**fetched, "source": c.SHARED_STORE})
     assert kinds(run.log).count(Moved) == 2
     arrive(run, 1)
     before = len(run.log)
     del run.up["prefill-0"]
-    run.tell(e.WorkerDown, worker="prefill-0")
-    assert run.log[before:] == []  # its worker computes what does not come
+    run.tell(e.InstanceDown, instance="prefill-0")
+    assert run.log[before:] == []  # its instance computes what does not come
     run.tell(e.PrefixFetched, **{**fetched, "attempt": c.Attempt(1, 1), "bytes": 0})
-    prefill(run, c.Attempt(1, 1), worker="prefill-1")
+    prefill(run, c.Attempt(1, 1), instance="prefill-1")
     assert kinds(run.log[before:]) == [Prefilled]
 
 
-def test_a_prompt_whose_prefix_comes_layer_by_layer_occupies_its_worker_meanwhile():
+def test_a_prompt_whose_prefix_comes_layer_by_layer_occupies_its_instance_meanwhile():
     """The backlog counts the fetch beside the prefill where layers are computed as they come, else the prefill."""
     for by_layer in (False, True):
         run = make_runtime(("prefill-0", "prefill-1", "decode-0"), placement=Fetches())
@@ -523,21 +528,21 @@ def test_a_prompt_whose_prefix_comes_layer_by_layer_occupies_its_worker_meanwhil
         arrive(run)
         compute_s, moving_s = run.estimate.prefill_s(0, run.original[0].input_tokens, 1536), 0.1024
         shown_s = run.estimate.beside_load_s(compute_s, moving_s) if by_layer else compute_s
-        view = run.coordinator.workers.by_name["prefill-1"].prefill.view(0, run.now)
+        view = run.coordinator.instances.by_name["prefill-1"].prefill.view(0, run.now)
         assert view.backlog_s == pytest.approx(shown_s)
         run.check()
 
 
 def test_a_transfer_ends_with_its_receiver():
-    """What was on its way to a worker that went down is sent no more."""
+    """What was on its way to an instance that went down is sent no more."""
     run = make_runtime(("prefill-0", "decode-0", "decode-1"))
     arrive(run)
     prefill(run)
-    worker = run.coordinator.workers.by_name["prefill-0"]
-    assert worker.prefill.view(0, 0.0).outgoing_flows == 1
+    instance = run.coordinator.instances.by_name["prefill-0"]
+    assert instance.prefill.view(0, 0.0).outgoing_flows == 1
     del run.up["decode-0"]
-    run.tell(e.WorkerDown, worker="decode-0")
-    assert worker.prefill.view(0, 0.0).outgoing_flows == 0
+    run.tell(e.InstanceDown, instance="decode-0")
+    assert instance.prefill.view(0, 0.0).outgoing_flows == 0
 
 
 def test_a_prefix_on_ssd():
@@ -550,18 +555,18 @@ def test_a_prefix_on_ssd():
     seen = run.coordinator.view(made, 0.0).prefill
     assert [(one.matched_blocks, one.matched_on_ssd) for one in seen] == [(4, 2), (0, 0)]
     arrive(run)
-    holder = run.coordinator.workers.by_name["prefill-0"]
+    holder = run.coordinator.instances.by_name["prefill-0"]
     assert holder.prefill.view(0, 0.0).outgoing_flows == 0
     for _ in range(2):
-        run.tell(e.TierRead, attempt=A, worker="prefill-0", start_s=0.0, bytes=5)
+        run.tell(e.TierRead, attempt=A, instance="prefill-0", start_s=0.0, bytes=5)
     assert holder.prefill.view(0, 0.0).outgoing_flows == 1
     for _ in range(2):
-        run.tell(e.TierRead, attempt=A, worker="prefill-1", start_s=0.0, bytes=6)
+        run.tell(e.TierRead, attempt=A, instance="prefill-1", start_s=0.0, bytes=6)
     moves = [(record.source, record.destination, record.bytes) for record in run.log if isinstance(record, Moved)]
     assert moves == [("prefill-0/ssd", "prefill-0/dram", 5), ("prefill-1/ssd", "prefill-1/dram", 6)]
     run.report(CacheChanged(at_s=0.0, instance="prefill-0", added=(), removed=made.block_keys[2:]))
     assert [one.matched_on_ssd for one in run.coordinator.view(made, 0.0).prefill] == [1, 0]
-    run.tell(e.WorkerDown, worker="prefill-0")
+    run.tell(e.InstanceDown, instance="prefill-0")
     assert not run.report(CacheChanged(at_s=0.0, instance="prefill-0", added=made.block_keys, removed=()))
     assert [(one.name, one.matched_blocks) for one in run.coordinator.view(made, 0.0).prefill] == [
         ("prefill-1", 0)
@@ -573,35 +578,35 @@ def test_backlog():
     run = make_runtime(PAIR)
     for i in range(2):
         arrive(run, i)
-    worker = run.coordinator.workers.by_name["prefill-0"]
-    assert worker.prefill.view(0, 0.0).backlog_s == 4.0
+    instance = run.coordinator.instances.by_name["prefill-0"]
+    assert instance.prefill.view(0, 0.0).backlog_s == 4.0
     run.now = 1.0
-    run.tell(e.PrefillStarted, attempt=A, worker="prefill-0")
-    assert worker.prefill.view(0, 2.0).backlog_s == 3.0
-    assert worker.prefill.view(0, 9.0).backlog_s == 2.0
-    run.tell(e.PrefillSlotFree, worker="prefill-0")
-    assert worker.prefill.view(0, 2.0).backlog_s == 2.0
-    run.tell(e.PrefillDropped, attempt=c.Attempt(1, 1), worker="prefill-0")
-    assert worker.prefill.view(0, 2.0).backlog_s == 0.0
-    assert (worker.prefill.view(0, 2.0).queued_requests, worker.prefill.assigned_requests) == (1, 2)
+    run.tell(e.PrefillStarted, attempt=A, instance="prefill-0")
+    assert instance.prefill.view(0, 2.0).backlog_s == 3.0
+    assert instance.prefill.view(0, 9.0).backlog_s == 2.0
+    run.tell(e.PrefillSlotFree, instance="prefill-0")
+    assert instance.prefill.view(0, 2.0).backlog_s == 2.0
+    run.tell(e.PrefillDropped, attempt=c.Attempt(1, 1), instance="prefill-0")
+    assert instance.prefill.view(0, 2.0).backlog_s == 0.0
+    assert (instance.prefill.view(0, 2.0).queued_requests, instance.prefill.assigned_requests) == (1, 2)
 
 
 def test_one_cache_for_all():
-    """Workers that share a cache match the same, until the last of them is down."""
+    """Instances that share a cache match the same, until the last of them is down."""
     run = make_runtime(("decode-0",))
     for name in ("a", "b"):
-        run.tell(e.WorkerUp, worker=name, role="prefill", cache="a")
+        run.tell(e.InstanceUp, instance=name, role="prefill", cache="a")
     made = request(0)
     run.report(CacheChanged(at_s=0.0, instance="a", added=made.block_keys[:3], removed=()))
     assert [one.matched_blocks for one in run.coordinator.view(made, 0.0).prefill] == [3, 3]
-    run.tell(e.WorkerDown, worker="a")
+    run.tell(e.InstanceDown, instance="a")
     assert [one.matched_blocks for one in run.coordinator.view(made, 0.0).prefill] == [3]
-    run.tell(e.WorkerDown, worker="b")
-    assert not len(run.coordinator.workers.index)
+    run.tell(e.InstanceDown, instance="b")
+    assert not len(run.coordinator.instances.index)
 
 
 def test_a_client_that_stops_or_leaves():
-    """Who stops has what was shown; who leaves is recorded as the client's rejection; workers are told."""
+    """Who stops has what was shown; who leaves is recorded as the client's rejection; instances are told."""
     run = make_runtime(PAIR)
     for i in range(2):
         arrive(run, i)
@@ -614,12 +619,12 @@ def test_a_client_that_stops_or_leaves():
     assert run.log[-1].stage == "client"
     assert not run.tell(e.Cancelled, request_id=1)
     assert not run.tell(e.ClientStopped, request_id=1)
-    worker = run.coordinator.workers.by_name["decode-0"]
-    assert (worker.decode.contexts, worker.decode.context_tokens) == ({}, 0)
+    instance = run.coordinator.instances.by_name["decode-0"]
+    assert (instance.decode.contexts, instance.decode.context_tokens) == ({}, 0)
 
 
-def test_a_worker_may_begin_what_is_cancelled_until_it_is_told():
-    """The cluster knows before the worker that a client left; the log of such a run keeps the invariants."""
+def test_a_instance_may_begin_what_is_cancelled_until_it_is_told():
+    """The cluster knows before the instance that a client left; the log of such a run keeps the invariants."""
     run = make_runtime(PAIR)
     arrive(run)
     run.now = 1.0
@@ -632,7 +637,7 @@ def test_a_worker_may_begin_what_is_cancelled_until_it_is_told():
 def chunk(run, computed, context, attempt=A, lasts_s=1.0):
     start_s, run.now = run.now, run.now + lasts_s
     return run.tell(
-        e.ChunkDone, attempt=attempt, worker="coupled-0", start_s=start_s, computed_tokens=computed,
+        e.ChunkDone, attempt=attempt, instance="coupled-0", start_s=start_s, computed_tokens=computed,
         reused_tokens=0, context_tokens=context,
     )  # fmt: skip
 
@@ -645,22 +650,22 @@ def coupled_step(run, steps, ids=(0,)):
     )  # fmt: skip
 
 
-def test_a_coupled_worker_does_both_stages():
-    """One command places a request; pieces of its prompt are recorded, then it decodes at the same worker."""
+def test_a_coupled_instance_does_both_stages():
+    """One command places a request; pieces of its prompt are recorded, then it decodes at the same instance."""
     run = make_runtime(("coupled-0",))
     (compute,) = arrive(run)
     assert kinds([compute]) == [e.RunPrefill]
-    worker = run.coordinator.workers.by_name["coupled-0"]
+    instance = run.coordinator.instances.by_name["coupled-0"]
     chunk(run, 1200, 1200)
     assert run.coordinator.requests[0].phase == "prefilling"
-    assert worker.prefill.view(0, run.now).backlog_s == 2.0  # as long as it was estimated, until it decodes
+    assert instance.prefill.view(0, run.now).backlog_s == 2.0  # as long as it was estimated, until it decodes
     chunk(run, 800, 2000)
     run.tell(e.DecodeStarted, attempt=A)
-    view = worker.decode.view()
-    assert (worker.prefill.view(0, run.now).queued_requests, view.context_tokens) == (0, 2000)
+    view = instance.decode.view()
+    assert (instance.prefill.view(0, run.now).queued_requests, view.context_tokens) == (0, 2000)
     assert view.decoding[0].starts_s == 2.0
     coupled_step(run, 4)
-    assert worker.decode.view().context_tokens == 2004
+    assert instance.decode.view().context_tokens == 2004
     assert run.tell(e.RequestDone, attempt=A) == (e.Finish(0),)
     assert kinds(run.log[2:]) == [Prefilled, Prefilled, FirstToken, DecodeStretch, Finished]
     assert run.log[-1].output_tokens == 5
@@ -673,24 +678,24 @@ def test_a_preempted_request_keeps_its_tokens():
     chunk(run, 2000, 2000)
     run.tell(e.DecodeStarted, attempt=A)
     coupled_step(run, 9)
-    worker = run.coordinator.workers.by_name["coupled-0"]
-    run.tell(e.Preempted, attempt=A, worker="coupled-0", context_tokens=0)
-    assert worker.decode.view().context_tokens == 2000  # as when it was placed: it needs as much again
+    instance = run.coordinator.instances.by_name["coupled-0"]
+    run.tell(e.Preempted, attempt=A, instance="coupled-0", context_tokens=0)
+    assert instance.decode.view().context_tokens == 2000  # as when it was placed: it needs as much again
     chunk(run, 2005, 2005)
-    assert worker.decode.view().context_tokens == 2005
-    run.tell(e.Preempted, attempt=A, worker="coupled-0", context_tokens=2005)
-    assert worker.decode.view().context_tokens == 2005
+    assert instance.decode.view().context_tokens == 2005
+    run.tell(e.Preempted, attempt=A, instance="coupled-0", context_tokens=2005)
+    assert instance.decode.view().context_tokens == 2005
     start_s = run.now
     coupled_step(run, 1)
     run.now = start_s
     chunk(run, 5, 2010)
-    assert worker.decode.view().context_tokens == 2010
+    assert instance.decode.view().context_tokens == 2010
     run.tell(e.RequestDone, attempt=A)
     assert run.log[-1].output_tokens == 11
-    assert (worker.decode.context_tokens, worker.decode.missing) == (0, {})
+    assert (instance.decode.context_tokens, instance.decode.missing) == (0, {})
 
 
-def test_a_coupled_worker_ends_its_step_and_goes_down():
+def test_a_coupled_instance_ends_its_step_and_goes_down():
     """Nothing is placed there any more; each of its requests is placed again when it is reported as failed."""
     run = make_runtime(("coupled-0",))
     for i in range(2):
@@ -700,7 +705,7 @@ def test_a_coupled_worker_ends_its_step_and_goes_down():
     bring_up(run, "coupled-1")
     del run.up["coupled-0"]
     before = len(run.log)
-    run.tell(e.WorkerDown, worker="coupled-0", finishes_step=True)
+    run.tell(e.InstanceDown, instance="coupled-0", finishes_step=True)
     assert len(run.log) == before
     coupled_step(run, 1)
     for i in range(2):
@@ -711,7 +716,7 @@ def test_a_coupled_worker_ends_its_step_and_goes_down():
     assert [run.coordinator.requests[i].request.input_tokens for i in range(2)] == [2002, 2000]
 
 
-def test_an_answer_goes_on_at_a_coupled_worker():
+def test_an_answer_goes_on_at_a_coupled_instance():
     """Its next token is one of the step that computed its prompt: there is no step of no length."""
     run = make_runtime(("coupled-0",))
     arrive(run)
@@ -726,15 +731,15 @@ def test_an_answer_goes_on_at_a_coupled_worker():
     run.now = start_s
     chunk(run, 2005, 2005, again)
     assert kinds(run.log[-2:]) == [DecodeStretch, Prefilled]
-    worker = run.coordinator.workers.by_name["coupled-0"]
-    assert worker.decode.view().context_tokens == 2005
+    instance = run.coordinator.instances.by_name["coupled-0"]
+    assert instance.decode.view().context_tokens == 2005
     run.report(RunEnded(at_s=run.now, tokens={0: 6}))
     assert run.log[-1].tokens == {0: 6}
     run.tell(e.RequestDone, attempt=again)
     assert run.log[-1].output_tokens == 6
 
 
-def test_the_cache_of_a_coupled_worker():
+def test_the_cache_of_a_coupled_instance():
     """Whole blocks can be reused, the last token of a prompt never; changes are not logged."""
     run = make_runtime(("coupled-0", "coupled-1"))
     made = request(0)
@@ -746,8 +751,8 @@ def test_the_cache_of_a_coupled_worker():
     assert [one.matched_blocks for one in run.coordinator.view(whole, 0.0).prefill] == [0, 3]
 
 
-def test_the_end_of_a_run_counts_what_a_coupled_worker_counts():
-    """A request that was placed again and waits there is counted once, in the worker's order."""
+def test_the_end_of_a_run_counts_what_a_coupled_instance_counts():
+    """A request that was placed again and waits there is counted once, in the instance's order."""
     run = make_runtime(("coupled-0",))
     for i in range(2):
         arrive(run, i)
@@ -771,7 +776,7 @@ class UnknownOfAttempt(e.OfAttempt, frozen=True, kw_only=True):
 
 
 class UnknownOfWork(e.OfWork, frozen=True, kw_only=True):
-    """An unknown event of the work of a worker."""
+    """An unknown event of the work of an instance."""
 
 
 @pytest.mark.parametrize(
@@ -780,7 +785,7 @@ class UnknownOfWork(e.OfWork, frozen=True, kw_only=True):
         (Unknown, {}),
         (UnknownOfRequest, {"request_id": 0}),
         (UnknownOfAttempt, {"attempt": A}),
-        (UnknownOfWork, {"attempt": A, "worker": "prefill-0"}),
+        (UnknownOfWork, {"attempt": A, "instance": "prefill-0"}),
     ],
 )
 def test_an_unknown_event_is_an_error(kind, fields):

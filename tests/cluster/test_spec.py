@@ -12,7 +12,7 @@ from mooncake_lab.cluster import COUPLED_SYSTEMS, ClusterSpec, CoupledPool, Deco
 from mooncake_lab.conductor import FewestRequests, KVCacheCentric, LoadBalance
 
 COUNTS = {
-    PrefillPool: ("nodes", "prefill_group", "chunk_tokens", "cache_tokens", "max_batch_tokens"),
+    PrefillPool: ("nodes", "prefill_group", "chunk_tokens", "cache_tokens", "pack_tokens"),
     DecodePool: ("nodes", "device_tokens", "max_requests"),
     CoupledPool: (
         "nodes", "device_tokens", "memory_block_tokens", "max_batch_tokens", "max_requests", "max_request_tokens",
@@ -34,8 +34,8 @@ def test_one_of_each_is_the_least(pool, name):
         ({"ssd_tokens": -1}, "at least 0 is needed"),
         ({"fetch_timeout_s": 0.0}, "finite positive times"),
         ({"fetch_timeout_s": float("inf")}, "finite positive times"),
-        ({"nodes": 7, "prefill_group": 2}, "no whole number of groups"),
-        ({"prefill_group": 2, "max_batch_tokens": 2}, "a group computes one prompt at a time"),
+        ({"nodes": 7, "prefill_group": 2}, "PrefillPool.nodes is 7; a multiple of prefill_group, 2, is needed"),
+        ({"prefill_group": 2, "pack_tokens": 2}, "a group computes one prompt at a time"),
     ],
 )
 def test_prefill_pools_that_cannot_be_are_refused(changes, message):
@@ -44,6 +44,13 @@ def test_prefill_pools_that_cannot_be_are_refused(changes, message):
         PrefillPool(**changes)
     for name in changes:
         PrefillPool(**{other: value for other, value in changes.items() if other != name})
+
+
+@pytest.mark.parametrize("make", [PrefillPool, ClusterSpec.disaggregated, ClusterSpec.small])
+def test_a_field_under_its_old_name_is_refused_with_the_new_name(make):
+    """A spec of the release before learns how the field is called now."""
+    with pytest.raises(TypeError, match="PrefillPool has no field max_batch_tokens: its name is pack_tokens"):
+        make(max_batch_tokens=512)
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 9))

@@ -83,3 +83,18 @@ def test_random_tokens_depend_on_the_seed_alone(whole):
     assert torch.equal(keep(whole, 0), keep(whole, 0))
     assert not torch.equal(keep(whole, 0), keep(whole, 1))
     assert not torch.equal(keep(whole, 0), RandomTokens(capacity=40, recent=8, seed=1).keep(whole, 0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"window": 0}, "SnapKV.window is 0; at least 1 and less than capacity, 40, is needed"),
+        ({"window": 40}, "SnapKV.window is 40; at least 1 and less than capacity, 40, is needed"),
+        ({"kernel": 4}, "SnapKV.kernel is 4; a positive odd number is needed"),
+    ],
+)
+def test_settings_that_select_nothing_are_refused_by_name(changes, says):
+    """The window is a part of what is kept, and a kernel has a middle."""
+    SnapKV(capacity=40, window=8)
+    with pytest.raises(ValueError, match=says):
+        SnapKV(capacity=40, **{"window": 8, **changes})

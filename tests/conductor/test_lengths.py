@@ -74,8 +74,8 @@ def test_the_last_classes_are_open():
 
 
 def test_experience_learns_from_ends_only():
-    """An answer counts when it has finished, never before; double checks are forgotten after the window."""
-    history = History(window_s=10.0)
+    """An answer counts when it has finished, never before; double checks are forgotten after the period."""
+    history = History(period_s=10.0)
     for number in range(3):
         history.note(Arrived(at_s=0.0, request_id=number, input_tokens=100))
     history.note(FirstToken(at_s=1.0, request_id=0))
@@ -92,7 +92,7 @@ def test_experience_learns_from_ends_only():
 
 def test_who_is_refused_after_its_first_token_is_received_once():
     """Where prefill shows first tokens, a failed double check is of a request that was counted already."""
-    history = History(window_s=10.0)
+    history = History(period_s=10.0)
     history.note(FirstToken(at_s=1.0, request_id=0))
     history.note(Rejected(at_s=2.0, request_id=0, stage="decode", reason="full"))
     assert history.recent(3.0) == RecentView(10.0, 1, 1)
@@ -102,7 +102,7 @@ def test_who_is_refused_after_its_first_token_is_received_once():
 
 def test_lengths_that_no_policy_needs_are_not_counted():
     """A history that learns no lengths shows none, and counts double checks as always."""
-    history = History(window_s=10.0, learns_lengths=False)
+    history = History(period_s=10.0, learns_lengths=False)
     history.note(Arrived(at_s=0.0, request_id=0, input_tokens=100))
     history.note(FirstToken(at_s=1.0, request_id=0))
     history.note(Finished(at_s=5.0, request_id=0, output_tokens=7))

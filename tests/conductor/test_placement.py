@@ -1,6 +1,7 @@
 """Placement by hand: Algorithm 1 and the policies it is compared with."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from mooncake_lab.conductor import (
     LoadBalance,
     PrefillView,
     Random,
+    SessionAffinity,
     named_placement,
     select_decode,
 )
@@ -112,3 +114,20 @@ def test_a_named_policy_draws_by_the_seed_it_is_given():
     assert named_placement("random", 3) == Random(3)
     for name, make in PLACEMENT_POLICIES.items():
         assert name == "random" or named_placement(name, 3) == make()
+
+
+def test_the_turns_of_a_session_go_to_one_instance():
+    """When an instance is gone, only its own sessions move; other requests go to the least loaded instance."""
+    policy, idle = SessionAffinity(), view(*[(0.0, 0)] * 4)
+    placed = {
+        name: [policy.place(replace(request(i), session=name), idle, Estimate()).prefill for i in range(3)]
+        for name in map(str, range(40))
+    }
+    assert all(len(set(instances)) == 1 for instances in placed.values())
+    assert {instances[0] for instances in placed.values()} == {"p0", "p1", "p2", "p3"}
+    left = idle.replace(prefill=idle.prefill[:3])
+    for name, (instance, *_) in placed.items():
+        now = policy.place(replace(request(), session=name), left, Estimate()).prefill
+        assert instance in {now, "p3"}
+    busy = view((9.0, 0), (1.0, 0), (9.0, 0), (9.0, 0))
+    assert policy.place(request(), busy, Estimate()).prefill == "p1"

@@ -72,15 +72,15 @@ def test_each_kind_of_cluster_has_its_executor():
 
 
 @pytest.mark.parametrize("spec", [ClusterSpec.small(), ClusterSpec.small_coupled()])
-def test_a_simulated_worker_that_is_suspected_is_confirmed(spec):
-    """Each of the workers that are asked for answers, and no other."""
+def test_a_simulated_instance_that_is_suspected_is_confirmed(spec):
+    """Each of the instances that are asked for answers, and no other."""
     cluster = Cluster(spec, paper_node_latency())
     reported, on = [], cluster._on
     cluster._on = lambda event, now_s: (reported.append(event), on(event, now_s))[1]
     name = next(iter(spec.roles))
-    carry_out(events.ConfirmWorkers((name,)), cluster.executor)
+    carry_out(events.ConfirmInstances((name,)), cluster.executor)
     cluster.run([])
-    assert reported == [events.WorkerConfirmed(at_s=0.0, worker=name)]
+    assert reported == [events.InstanceConfirmed(at_s=0.0, instance=name)]
 
 
 def test_a_coupled_instance_is_not_told_to_decode():

@@ -15,7 +15,7 @@ from mooncake_lab.store.backends import (
     BlockServer,
     DramBackend,
     MooncakeClient,
-    MooncakePool,
+    MooncakeStore,
     RemoteBackend,
     SsdBackend,
     StorageFullError,
@@ -48,7 +48,7 @@ def owned(medium):
 
 
 class AnyShape:
-    """A `MooncakePool` for each shape of blocks, as one medium that lists what it stored: a pool has one shape."""
+    """A `MooncakeStore` for each shape of blocks, as one medium that lists what it stored: each has one shape."""
 
     is_shared = True
 
@@ -63,7 +63,7 @@ class AnyShape:
         shape = tuple(layer_bytes)
         made = self.pools.get(shape)
         if made is None:
-            made = self.pools[shape] = MooncakePool(self.client, self.capacity_bytes, shape, fingerprint=MODEL)
+            made = self.pools[shape] = MooncakeStore(self.client, self.capacity_bytes, shape, fingerprint=MODEL)
         return made
 
     def reserve(self, key, layer_bytes, *, position=0):

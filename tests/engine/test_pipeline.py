@@ -189,8 +189,10 @@ def test_a_model_that_does_not_come_up_is_reported():
         (lambda: CppJob(tokens=np.arange(9), sizes=(9, 0), processes=2), "must be positive"),
         (lambda: RunaheadJob(tokens=np.arange(9), bounds=(4, 4, 9)), "must rise"),
         (lambda: RunaheadJob(tokens=np.arange(9), bounds=(4, 8)), "end at 9"),
-        (lambda: CrewSpec(processes=0), "is no crew"),
-        (lambda: CrewSpec(dtype="int8"), "is no crew"),
+        (lambda: CrewSpec(processes=0), "CrewSpec.processes is 0; at least 1 is needed"),
+        (lambda: CrewSpec(threads=0), "CrewSpec.threads is 0; at least 1 is needed"),
+        (lambda: CrewSpec(timeout_s=0), "CrewSpec.timeout_s is 0; more than 0 is needed"),
+        (lambda: CrewSpec(dtype="int8"), "CrewSpec.dtype is 'int8'; allowed are"),
     ],
 )
 def test_impossible_jobs_are_refused(make, said):

@@ -68,7 +68,7 @@ class TestPacking:
     def test_waiting_prompts_share_an_iteration_up_to_its_tokens(self, model, prompts, most, steps):
         """Two short prompts are done after one iteration, or after two where one is computed at a time."""
         asked = [prompt[:20] for prompt in prompts(0, 2)]
-        engine = PrefillEngine(model, ROOM, max_batch_tokens=most)
+        engine = PrefillEngine(model, ROOM, pack_tokens=most)
         ids = [engine.submit(GenerationRequest(prompt=prompt)) for prompt in asked]
         done = [[result.request_id for result in engine.step()] for _ in range(steps)]
         assert done == ([ids] if steps == 1 else [[ids[0]], [ids[1]]])
@@ -82,7 +82,7 @@ class TestRefusing:
                 GenerationRequest(prompt=[1] * 300, max_new_tokens=40),
                 "339 tokens of KVCache; this engine's holds 320",
             ),
-            (GenerationRequest(prompt=[1] * 1000, max_new_tokens=40), "the model's window here is 1024"),
+            (GenerationRequest(prompt=[1] * 1000, max_new_tokens=40), "the model's context length here is 1024"),
             (GenerationRequest(prompt=[1, 61]), "the prompt holds tokens 1 to 61"),
             (GenerationRequest(prompt=[-1, 3]), "the prompt holds tokens -1 to 3"),
         ],

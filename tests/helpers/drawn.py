@@ -62,7 +62,7 @@ def clusters(draw):
         eviction=draw(st.sampled_from(["lru", "lfu", "s3fifo"])),
         first_shown_by=draw(st.sampled_from(["decode", "prefill"])),
         streams_layers=draw(st.booleans()),
-        max_batch_tokens=1 if group > 1 else draw(st.sampled_from([1, 1500])),
+        pack_tokens=1 if group > 1 else draw(st.sampled_from([1, 1500])),
         overtaking=draw(st.booleans()),
         placement=draw(POLICIES),
         admission=draw(ADMISSIONS),

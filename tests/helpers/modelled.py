@@ -75,7 +75,7 @@ def extend(request, tokens):
 
 @dataclass
 class Job:
-    """An attempt as the workers know it."""
+    """An attempt as the instances know it."""
 
     command: e.RunPrefill
     fetched: bool = True
@@ -87,8 +87,8 @@ class Job:
     start: e.StartDecode | None = None
     loaded: bool = False
     decoding: bool = False
-    cached: int = 0  # of a coupled worker: tokens that it has computed and kept
-    showed_first: bool = False  # whether a coupled worker showed its very first token
+    cached: int = 0  # of a coupled instance: tokens that it has computed and kept
+    showed_first: bool = False  # whether a coupled instance showed its very first token
     cancelled: set = field(default_factory=set)
 
     @property
@@ -112,7 +112,7 @@ class Runtime:
             e.RunPrefill: self.run_prefill,
             e.StartDecode: self.start_decode,
             e.CancelAttempt: self.cancel_attempt,
-            e.ConfirmWorkers: self.confirm_workers,
+            e.ConfirmInstances: self.confirm_instances,
             e.Reject: self.ended_so,
             e.Finish: self.ended_so,
         }
@@ -145,7 +145,7 @@ class Runtime:
         self.timers.append(command.request_id)
 
     def prepare_decode(self, command):
-        assert self.up[command.worker] in {"decode", "coupled"}
+        assert self.up[command.instance] in {"decode", "coupled"}
 
     def run_prefill(self, command):
         placement, request = command.placement, command.request
@@ -166,17 +166,17 @@ class Runtime:
         in_prompt = job.command.request.input_tokens - self.original[command.attempt.request_id].input_tokens
         assert command.shown_tokens == shown
         assert in_prompt + 1 == shown + command.shows_computed  # the next token is the one after those shown
-        assert command.worker == job.placement.decode
+        assert command.instance == job.placement.decode
 
     def cancel_attempt(self, command):
         job = self.jobs[command.attempt]
-        assert command.worker in {job.placement.prefill, job.placement.decode}
-        assert command.worker in self.up
-        job.cancelled.add(command.worker)
+        assert command.instance in {job.placement.prefill, job.placement.decode}
+        assert command.instance in self.up
+        job.cancelled.add(command.instance)
 
-    def confirm_workers(self, command):
-        assert set(command.workers) <= self.up.keys()
-        self.asked += command.workers
+    def confirm_instances(self, command):
+        assert set(command.instances) <= self.up.keys()
+        self.asked += command.instances
 
     def ended_so(self, command):
         self.ended[command.request_id] += 1
@@ -203,19 +203,19 @@ class Runtime:
     # laws
 
     def begin_count(self, name):
-        """A worker that comes up counts as assigned as many requests as the one of its role that has fewest."""
+        """An instance that comes up counts as assigned as many requests as the one of its role that has fewest."""
         same = [self.assigned[one] for one, role in self.up.items() if role == self.up[name] and one != name]
         self.assigned[name] = min(same, default=0)
 
     def check(self):
-        """What is believed of each worker equals a recount, and the log keeps its laws."""
+        """What is believed of each instance equals a recount, and the log keeps its laws."""
         live = self.live()
         for name, role in self.up.items():
-            worker = self.coordinator.workers.by_name[name]
-            assert worker.up
+            instance = self.coordinator.instances.by_name[name]
+            assert instance.up
             prompts = self.prompts[name]
-            assert worker.prefill.prompts.keys() == prompts.keys()
-            view = worker.prefill.view(7, self.now)
+            assert instance.prefill.prompts.keys() == prompts.keys()
+            view = instance.prefill.view(7, self.now)
             waiting = [job for job in prompts.values() if not job.started]
             queued_s = math.fsum(self.estimated_s(job) for job in waiting)
             latest, until_s = self.latest.get(name, (None, 0.0))
@@ -225,15 +225,15 @@ class Runtime:
             assert view.assigned_requests == self.assigned[name]
             here = {i: job for i, job in live.items() if job.placement.decode == name}
             contexts = {i: job.command.request.input_tokens + self.steps[job.attempt] for i, job in here.items()}
-            assert {i: worker.decode.tokens_of(i) for i in worker.decode.contexts} == contexts
+            assert {i: instance.decode.tokens_of(i) for i in instance.decode.contexts} == contexts
             if role == "coupled":
                 contexts = {i: max(job.command.request.input_tokens, job.cached) for i, job in here.items()}
-            seen = worker.decode.view()
+            seen = instance.decode.view()
             assert (seen.name, seen.requests, seen.context_tokens) == (name, len(here), sum(contexts.values()))
             present = {i for i, job in here.items() if job.arrived or job.loaded}
             assert {one.request_id for one in seen.coming} == here.keys() - present
             assert {one.request_id for one in seen.decoding} == present
-            assert worker.decode.started == {i for i, job in here.items() if job.decoding}
+            assert instance.decode.started == {i for i, job in here.items() if job.decoding}
             assert role != "decode" or not prompts
         self.check_views()
         for request_id, state in self.coordinator.requests.items():
@@ -241,16 +241,16 @@ class Runtime:
             assert not self.ended[request_id]
 
     def check_views(self):
-        """What the Conductor sees is of now, and has the leading blocks that each worker holds of a prompt."""
-        workers = self.coordinator.workers
+        """What the Conductor sees is of now, and has the leading blocks that each instance holds of a prompt."""
+        instances = self.coordinator.instances
         caches = {name for name, role in self.up.items() if role != "decode"}
-        assert set(workers.index.instances) == caches
+        assert set(instances.index.instances) == caches
         for name in caches:
-            assert workers.cached(name) == self.held[name]
+            assert instances.cached(name) == self.held[name]
         made = request(-1, 2048, family=len(self.events) % 3)
         matched = {name: self.matched(name, made) for name in caches}
-        assert {name: workers.matched_blocks(name, made) for name in caches} == matched
-        up = [workers.by_name[name] for name in self.names if name in self.up]
+        assert {name: instances.matched_blocks(name, made) for name in caches} == matched
+        up = [instances.by_name[name] for name in self.names if name in self.up]
         view = self.coordinator.view(made, self.now)
         assert view.taken_at_s == self.now
         assert view.decode == tuple(one.decode.view() for one in up if one.role != "prefill")
@@ -259,7 +259,7 @@ class Runtime:
         )
 
     def matched(self, name, made):
-        """Leading blocks of a prompt in the cache of a worker; a coupled one computes at least the last token."""
+        """Leading blocks of a prompt in the cache of an instance; a coupled one computes the last token."""
         most = (made.input_tokens - (self.up[name] == "coupled")) // made.block_size_tokens
         return sum(1 for _ in itertools.takewhile(self.held[name].__contains__, made.block_keys[:most]))
 
@@ -310,24 +310,24 @@ class Runtime:
                 request.id, decision.prefill, decision.decode,
             )  # fmt: skip
             assert record.reason.endswith(decision.reason)
-            if not self.rules.wait_for_workers:
+            if not self.rules.wait_for_instances:
                 assert (record.reason == decision.reason) == (tries[request.id] == 1)
         assert number == len(placed)
 
 
-def make_runtime(workers=("prefill-0", "prefill-1", "decode-0", "decode-1"), **knobs):
-    """A runtime of a spec and of rules, with the workers that are named."""
+def make_runtime(instances=("prefill-0", "prefill-1", "decode-0", "decode-1"), **knobs):
+    """A runtime of a spec and of rules, with the instances that are named."""
     rules = flat.options_of(c.CoordinatorRules, knobs)
-    make = c.ClusterSpec.small_coupled if workers[0].startswith("coupled") else c.ClusterSpec.small
+    make = c.ClusterSpec.small_coupled if instances[0].startswith("coupled") else c.ClusterSpec.small
     runtime = Runtime(make(**knobs), rules)
-    runtime.names = workers
-    for name in workers:
+    runtime.names = instances
+    for name in instances:
         bring_up(runtime, name)
     return runtime
 
 
 def bring_up(runtime, name):
-    """A worker comes up, with an empty cache."""
+    """An instance comes up, with an empty cache."""
     role = name.split("-")[0]
     runtime.up[name] = role
     runtime.prompts.pop(name, None)
@@ -336,7 +336,7 @@ def bring_up(runtime, name):
     runtime.begin_count(name)
     runtime.held[name] = set()
     return runtime.tell(
-        e.WorkerUp, worker=name, role=role, capacity_tokens=100_000, cache=None if role == "decode" else name
+        e.InstanceUp, instance=name, role=role, capacity_tokens=100_000, cache=None if role == "decode" else name
     )
 
 

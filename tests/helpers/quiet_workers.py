@@ -18,10 +18,10 @@ from mooncake_lab.serving.messages import (
 class Line:
     """A link to a worker that encodes what it is sent, as a real one, and does nothing."""
 
-    def __init__(self, name, *, window, capacity_tokens):
+    def __init__(self, name, *, max_context_tokens, capacity_tokens):
         self.name, self.told = name, []
         self.ready = Ready(
-            version=VERSION, name=name, pid=0, port=1, fingerprint=b"f", window=window,
+            version=VERSION, name=name, pid=0, port=1, fingerprint=b"f", max_context_tokens=max_context_tokens,
             capacity_tokens=capacity_tokens, shape=model_shape("lab-tiny"), end_tokens=(), device="cpu",
         )  # fmt: skip
 
@@ -41,13 +41,13 @@ class QuietCluster:
     Args:
         believed: the Conductor's latency model.
         estimate: what it estimates instead.
-        window: longest context.
+        max_context_tokens: longest context.
         capacity_tokens: KVCache that fits into each engine.
         changes: of the spec and the options.
     """
 
-    def __init__(self, believed, *, estimate=None, window=4096, capacity_tokens=4096, **changes):
-        self.records, self.lines, self._sizes = [], {}, (window, capacity_tokens)
+    def __init__(self, believed, *, estimate=None, max_context_tokens=4096, capacity_tokens=4096, **changes):
+        self.records, self.lines, self._sizes = [], {}, (max_context_tokens, capacity_tokens)
         self.runtime = ClusterRuntime(
             *flat.live(**changes),
             model=believed,
@@ -65,18 +65,18 @@ class QuietCluster:
 
     def line(self, name):
         """A link to a worker of this cluster."""
-        window, capacity_tokens = self._sizes
-        return Line(name, window=window, capacity_tokens=capacity_tokens)
+        max_context_tokens, capacity_tokens = self._sizes
+        return Line(name, max_context_tokens=max_context_tokens, capacity_tokens=capacity_tokens)
 
     def bring_up(self, name):
         """A worker comes up."""
         line = self.lines[name] = self.line(name)
-        self.runtime.supervisor.links[name] = line
+        self.runtime.supervisor.connections[name] = line
         self.runtime._worker_up(name, line)
 
     def take_down(self, name):
         """A worker is gone."""
-        del self.runtime.supervisor.links[name]
+        del self.runtime.supervisor.connections[name]
         self.runtime._worker_exit(name)
 
     def submit(self, prompt, max_new_tokens=4, traced=None, **asked):

@@ -53,9 +53,9 @@ def decisions(steps):
 
 
 def orders(steps):
-    """What each worker computed, in order: prompts with their reused tokens, and requests that began to decode.
+    """What each instance computed, in order: prompts with their reused tokens, and requests that began to decode.
 
-    Two workers report one prompt: a decode worker repeats what it heard with the KVCache.
+    Two instances report one prompt: a decode instance repeats what it heard with the KVCache.
     """
     decodes_at, found = {}, defaultdict(dict)
     for event, _, commands in steps:
@@ -63,7 +63,7 @@ def orders(steps):
             if isinstance(command, e.RunPrefill):
                 decodes_at[command.attempt] = command.placement.decode
         if isinstance(event, e.PrefillDone | e.ChunkDone):
-            found[event.worker, "computes"][event.attempt, event.computed_tokens, event.reused_tokens] = None
+            found[event.instance, "computes"][event.attempt, event.computed_tokens, event.reused_tokens] = None
         elif isinstance(event, e.DecodeStarted):
             found[decodes_at[event.attempt], "decodes"][event.attempt] = None
     return {where: list(done) for where, done in found.items()}
@@ -96,8 +96,8 @@ class Follower(Runtime):
             e.KVLoaded: self._loaded,
             e.DecodeStarted: self._decodes,
             DecodeStretch: self._stepped,
-            e.WorkerUp: self._came_up,
-            e.WorkerDown: self._went_down,
+            e.InstanceUp: self._came_up,
+            e.InstanceDown: self._went_down,
             CacheChanged: self._cached,
         }
 
@@ -114,7 +114,7 @@ class Follower(Runtime):
             if event.at_s != next_s:  # else the iteration that it is about is told only in part
                 self.check()
                 for name in self.up:
-                    assert self.coordinator.workers.cached(name) == self.held[name]
+                    assert self.coordinator.instances.cached(name) == self.held[name]
 
     def _arrived(self, event):
         self.original[event.request.id] = event.request
@@ -128,31 +128,31 @@ class Follower(Runtime):
     def _fetched(self, event):
         job = self.jobs[event.attempt]
         job.fetched = True
-        if event.source not in job.sources:  # two workers report it
+        if event.source not in job.sources:  # two instances report it
             job.sources.add(event.source)
-            self.moved[event.attempt.request_id, event.source, event.worker] += event.bytes > 0
+            self.moved[event.attempt.request_id, event.source, event.instance] += event.bytes > 0
 
     def _started(self, event):
-        job = self.prompts[event.worker].get(event.attempt)
+        job = self.prompts[event.instance].get(event.attempt)
         if job is None or job.started:
             return
         job.started = True
-        _, until_s = self.latest.get(event.worker, (None, 0.0))
-        self.latest[event.worker] = (
+        _, until_s = self.latest.get(event.instance, (None, 0.0))
+        self.latest[event.instance] = (
             job.attempt,
             max(event.at_s, until_s) + self.estimated_s(job),
         )
 
     def _dropped(self, event):
-        self.prompts[event.worker].pop(event.attempt, None)
+        self.prompts[event.instance].pop(event.attempt, None)
         self._free(event)
 
     def _free(self, event):
-        if self.latest.get(event.worker, (None,))[0] == event.attempt:
-            del self.latest[event.worker]
+        if self.latest.get(event.instance, (None,))[0] == event.attempt:
+            del self.latest[event.instance]
 
     def _prefilled(self, event):
-        job = self.prompts[event.worker].pop(event.attempt, None)
+        job = self.prompts[event.instance].pop(event.attempt, None)
         if job is not None:
             job.prefilled = True
             self.prefilled[event.attempt.request_id] += 1
@@ -187,16 +187,16 @@ class Follower(Runtime):
                     job.cached += event.steps
 
     def _came_up(self, event):
-        self.up[event.worker] = event.role
-        if event.worker not in self.names:
-            self.names.append(event.worker)
-        self.prompts.pop(event.worker, None)
-        self.latest.pop(event.worker, None)
-        self.begin_count(event.worker)
-        self.held[event.worker] = set()
+        self.up[event.instance] = event.role
+        if event.instance not in self.names:
+            self.names.append(event.instance)
+        self.prompts.pop(event.instance, None)
+        self.latest.pop(event.instance, None)
+        self.begin_count(event.instance)
+        self.held[event.instance] = set()
 
     def _went_down(self, event):
-        del self.up[event.worker]
+        del self.up[event.instance]
 
     def _cached(self, event):
         self.held[event.instance] |= set(event.added)

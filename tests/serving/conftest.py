@@ -19,7 +19,7 @@ from mooncake_lab.perf import (
     PrefillLatency,
     model_shape,
 )
-from mooncake_lab.serving import ClusterRuntime, LiveCluster, LiveOptions, WorkerPool
+from mooncake_lab.serving import ClusterRuntime, LiveCluster, LiveOptions, WorkerProcesses
 from mooncake_lab.serving.openai_api.server import Address, listen, web_server
 from mooncake_lab.serving.openai_api.telemetry import Telemetry
 from mooncake_lab.workload.transforms import prompt_of
@@ -85,7 +85,7 @@ def expected(reference):
 @pytest.fixture(scope="session")
 def pool():
     """Processes that the clusters of these tests use one after the other: most tests load torch in none."""
-    with WorkerPool(LiveOptions(model=MODEL, device="cpu", backend="dense")) as one:
+    with WorkerProcesses(LiveOptions(model=MODEL, device="cpu", backend="dense")) as one:
         yield one
 
 
@@ -110,7 +110,7 @@ def open_cluster(pool, believed):
 
     def make(model=believed, **changes):
         spec, options = flat.live(model=MODEL, device="cpu", backend="dense", **changes)
-        return LiveCluster(spec, options, model=model, pool=pool)
+        return LiveCluster(spec, options, model=model, launcher=pool)
 
     return make
 
@@ -141,7 +141,7 @@ class APIServer:
             self.watch(record)
 
         async with ClusterRuntime(
-            *self.settings, model=self.believed, pool=self.pool, write=write
+            *self.settings, model=self.believed, launcher=self.pool, write=write
         ) as self.runtime:
             self.server = web_server(self.runtime, telemetry, self.address, self.endings.append)
             self.ready.set()

@@ -19,7 +19,7 @@ class Floor(QuietCluster):
     """A cluster whose workers do nothing, with room for many requests."""
 
     def __init__(self, believed, **changes):
-        super().__init__(believed, window=WINDOW, capacity_tokens=CAPACITY, **changes)
+        super().__init__(believed, max_context_tokens=WINDOW, capacity_tokens=CAPACITY, **changes)
 
     @property
     def clients(self):
@@ -110,7 +110,7 @@ def test_what_an_answer_is_expected_to_be(make, most, made, answer):
 
 def test_alone_everything_that_fits_is_taken(make):
     """A budget smaller than one request admits one at a time."""
-    floor = make(most_waiting=0.001)
+    floor = make(max_kv_oversubscription=0.001)
     first = floor.one(tokens=4000)
     with pytest.raises(RejectedError, match=r"this one 532; allowed are 65$"):
         floor.one()

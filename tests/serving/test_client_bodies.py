@@ -177,7 +177,7 @@ def test_no_body_is_an_error_of_the_server(api, body):
         (b'"prompt": [' + b"1," * 400_000 + b"1]", "a list of 400001 items; 6400 tokens fit into all prompts"),
         (b'"prompt": [' + b"1," * 100 + b"1]", "a prompt of 101 tokens; no more than 100 fit"),
         (b'"prompt": [' + b"[1]," * 200 + b"[1]]", "201 prompts; allowed are 1 to 64"),
-        (b'"prompt": [[1], 2]', "a list that holds 2 beside other prompts"),
+        (b'"prompt": [[1], 2]', "the token id 2 stands beside whole prompts; put it into a list of token ids"),
         (b'"prompt": "a", "tools": [' + b"[]," * 250_000 + b"[]]", "tools is"),
     ],
 )
@@ -257,3 +257,10 @@ def test_prompts_end_with_a_sibling_that_is_refused():
     with pytest.raises(RejectedError):
         begin(runtime, READER.completion(json.dumps(body).encode()), ByteTokenizer(), "id")
     assert runtime.cancelled == [(1, "another prompt of the request could not be served")]
+
+
+def test_a_token_id_that_is_none_is_refused_with_those_that_are():
+    """The message has the smallest and the largest of the prompt, and the range."""
+    body = b'{"model": "%s", "prompt": [5, -3, 9]}' % MODEL.encode()
+    with pytest.raises(BadRequestError, match="token ids from -3 to 9; allowed are 0 to 2147483647"):
+        READER.completion(body)

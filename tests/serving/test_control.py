@@ -168,7 +168,7 @@ def fake_pool():
 
 def supervised(cluster, pool, worker_exit=lambda *_: None):
     """The workers of a cluster that does nothing with what it hears."""
-    ignored = dict.fromkeys(("worker_up", "heard", "pool_gone"), lambda *_: None)
+    ignored = dict.fromkeys(("worker_up", "heard", "shared_store_gone"), lambda *_: None)
     return Supervisor(*cluster, pool, worker_exit=worker_exit, **ignored)
 
 
@@ -187,8 +187,8 @@ def start(cluster, pool):
 
 def ready(version=VERSION):
     return Ready(
-        version=version, name="prefill-0", pid=2**22 + 1, port=1, fingerprint=b"f", window=8, capacity_tokens=8,
-        shape=model_shape("lab-tiny"), end_tokens=(), device="cpu",
+        version=version, name="prefill-0", pid=2**22 + 1, port=1, fingerprint=b"f", max_context_tokens=8,
+        capacity_tokens=8, shape=model_shape("lab-tiny"), end_tokens=(), device="cpu",
     )  # fmt: skip
 
 

@@ -59,7 +59,7 @@ def test_the_cluster_knows_what_of_each_request_is_in_gpu_memory(policy):
     """Preempted requests count with their prompts alone until their KVCache is computed again."""
     messages, run, preempted = [], make_runtime(("coupled-0",)), 0
     role = make_role(messages.append, device_tokens=8 * BLOCK, batching=named_policy(policy))
-    worker = run.coordinator.workers.by_name["coupled-0"]
+    worker = run.coordinator.instances.by_name["coupled-0"]
     worker.up_s = worker.decode.stepped_until_s = -1.0
     for i in range(3):
         run.original[i] = request(i, 20)

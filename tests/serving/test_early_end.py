@@ -18,13 +18,13 @@ def test_a_worker_replaced_before_the_first_run_is_up(believed):
     )
 
     def up(name):
-        line = runtime.supervisor.links[name] = Line(name, window=4096, capacity_tokens=4096)
+        line = runtime.supervisor.connections[name] = Line(name, max_context_tokens=4096, capacity_tokens=4096)
         runtime.supervisor.ready = line.ready
         runtime._worker_up(name, line)
 
     for name in runtime.spec.roles:
         up(name)
-    del runtime.supervisor.links["decode-1"]
+    del runtime.supervisor.connections["decode-1"]
     runtime._worker_exit("decode-1")
     up("decode-1")
     runtime.begin_run()

@@ -34,7 +34,7 @@ def live(request, open_cluster, traced, expected):
         cluster.run(requests)
         timer.join()
         assert cluster.outputs == expected(requests)
-        assert any(isinstance(event, events.WorkerDown) for event, _ in cluster.events)
+        assert any(isinstance(event, events.InstanceDown) for event, _ in cluster.events)
         yield cluster
 
 
@@ -72,7 +72,7 @@ def test_the_same_events_give_the_same_log_and_decisions(live):
 def test_nothing_is_left_of_requests_that_ended(live):
     """What the cluster knows about its workers is as if no request had come, once all have ended."""
     coordinator, _, _ = replay(live, live.events)
-    for worker in coordinator.workers.up:
+    for worker in coordinator.instances.up:
         assert not worker.decode.contexts
         assert not worker.decode.present
         assert not worker.decode.coming
@@ -82,7 +82,7 @@ def test_nothing_is_left_of_requests_that_ended(live):
 
 def test_events_that_are_reported_twice_change_nothing(live):
     """Each event of a live run may be reported again at once; only a worker comes up once."""
-    twice = [one for one in live.events for _ in range(1 if isinstance(one[0], events.WorkerUp) else 2)]
+    twice = [one for one in live.events for _ in range(1 if isinstance(one[0], events.InstanceUp) else 2)]
     _, log, decisions = replay(live, twice)
     assert log == live.log
     assert decisions == live.decisions

@@ -91,7 +91,7 @@ def test_sampled_tokens_survive_a_kill(open_api):
     with open_api(decode_nodes=2) as api:
         undisturbed = asyncio.run(streams(api))
         placements = metric(api, "mooncake_placements_total")
-        api.watch = kill_at_step(10, "decode-0", api.runtime.supervisor.links["decode-0"].ready.pid)
+        api.watch = kill_at_step(10, "decode-0", api.runtime.supervisor.connections["decode-0"].ready.pid)
         assert asyncio.run(streams(api)) == undisturbed
         assert metric(api, "mooncake_placements_total") > placements + len(prompts)  # some a second time
     assert all(len(tokens) == TOKENS for tokens in undisturbed)

@@ -27,7 +27,7 @@ from mooncake_lab.serving.kv_transfer import (
 from mooncake_lab.serving.kv_transfer.fetch import fetch_layers
 from mooncake_lab.serving.kv_transfer.receiver import KVReceiver
 from mooncake_lab.serving.kv_transfer.sender import KVSender, KVSenders, cuts
-from mooncake_lab.serving.kv_transfer.transfer_engine import WINDOW_BYTES, TransferEngineChannel
+from mooncake_lab.serving.kv_transfer.transfer_engine import BUFFER_BYTES, TransferEngineChannel
 from mooncake_lab.serving.messages import (
     TRANSFER_MESSAGES,
     Ack,
@@ -49,9 +49,9 @@ BLOCKS = replace(LAYOUT, block_tokens=4)
 WHO = Identity(name="sender", token=b"t" * 32, fingerprint=LAYOUT.fingerprint, timeout_s=1.0)
 JOB = Job(1, 1, 1)
 REPORTS = (
-    events.PrefixFetched(at_s=0.5, attempt=JOB.attempt, worker="prefill-0", source="pool", start_s=0.0, bytes=9),
+    events.PrefixFetched(at_s=0.5, attempt=JOB.attempt, instance="prefill-0", source="pool", start_s=0.0, bytes=9),
     events.PrefillDone(
-        at_s=1.0, attempt=JOB.attempt, worker="prefill-0", start_s=0.0, computed_tokens=5, reused_tokens=0
+        at_s=1.0, attempt=JOB.attempt, instance="prefill-0", start_s=0.0, computed_tokens=5, reused_tokens=0
     ),
 )
 
@@ -71,7 +71,7 @@ def reception(came):
 @pytest.fixture(scope="module")
 def channel():
     """Mooncake's Transfer Engine, which here writes into its own process."""
-    return TransferEngineChannel(2 * WINDOW_BYTES + 2**20)
+    return TransferEngineChannel(2 * BUFFER_BYTES + 2**20)
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def send_one_token(sender):
 
 @pytest.mark.parametrize("most_bytes", [1, 64, 3 * 64, 5 * 64, 2**20])
 def test_long_pieces_are_cut_into_whole_tokens(most_bytes):
-    """Parts of a piece put together are the piece; none is longer than the window, if a token is not."""
+    """Parts of a piece put together are the piece; none is longer than the buffer, if a token is not."""
     whole, values = piece(1, 3, 5)
     built = torch.zeros_like(values)
     for part, (keys, its_values) in cuts(whole, bytes_of(values), most_bytes):
@@ -185,7 +185,7 @@ def test_fetched_blocks_come_by_the_channel(granting, channel):
 @pytest.mark.wheel
 def test_without_memory_the_connection_carries_the_bytes(granting, reception, came, channel):
     """A channel that has no room, on either side, is none: nothing is refused, nothing waits."""
-    before, held = channel.written_bytes, channel.take(2 * WINDOW_BYTES + 2**20)
+    before, held = channel.written_bytes, channel.take(2 * BUFFER_BYTES + 2**20)
     try:
         assert_blocks(fetch_layers(granting.port, WHO, BLOCKS, JOB, [b"a", b"b"], channel))
         for one in (granting, reception):
@@ -226,13 +226,13 @@ def test_a_fetch_ends_where_the_holder_has_no_more(way, request, came):
 
 @pytest.mark.wheel
 def test_bytes_that_another_process_wrote_are_refused(granting, came, channel):
-    """The bytes in the window must have the checksum that the sender reports."""
+    """The bytes in the buffer must have the checksum that the sender reports."""
     with dial(granting.port, WHO) as peer:
-        window = borrow(peer, WHO, 4096)
+        buffer = borrow(peer, WHO, 4096)
         wire.send_frame(peer, StartTransfer(job=JOB, tokens=5), (), 5)
         message, values = piece(0, 0, 5)
-        pushed = channel.write(window, [bytes_of(values)])
-        channel.write(window, [np.ones(8, np.uint8)])
+        pushed = channel.write(buffer, [bytes_of(values)])
+        channel.write(buffer, [np.ones(8, np.uint8)])
         wire.send_frame(peer, msgspec.structs.replace(message, pushed=pushed), (), 5)
         assert "not as they were sent" in refusal_of(peer)
     assert came.empty()
@@ -240,19 +240,19 @@ def test_bytes_that_another_process_wrote_are_refused(granting, came, channel):
 
 @pytest.mark.wheel
 @pytest.mark.parametrize(
-    ("window_bytes", "start_s", "reason"),
+    ("buffer_bytes", "start_s", "reason"),
     [
-        (None, 0.0, "no window"),
-        (64, 0.0, "window of 64"),
+        (None, 0.0, "no buffer"),
+        (64, 0.0, "buffer of 64"),
         (4096, 1e12, "a push began at 1e+12 s; allowed are 0 to"),
         (4096, -1.0, "a push began at -1 s; allowed are 0 to"),
     ],
 )
-def test_pushes_that_cannot_be_are_refused(granting, window_bytes, start_s, reason):
-    """Without a window, past its end, or at no time."""
+def test_pushes_that_cannot_be_are_refused(granting, buffer_bytes, start_s, reason):
+    """Without a buffer, past its end, or at no time."""
     with dial(granting.port, WHO) as peer:
-        if window_bytes:
-            borrow(peer, WHO, window_bytes)
+        if buffer_bytes:
+            borrow(peer, WHO, buffer_bytes)
         wire.send_frame(peer, StartTransfer(job=JOB, tokens=5), (), 5)
         message, _ = piece(0, 0, 5)
         wire.send_frame(peer, msgspec.structs.replace(message, pushed=RemoteWrite(1, start_s)), (), 5)

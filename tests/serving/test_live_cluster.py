@@ -122,7 +122,7 @@ def test_horizon(cluster, traced):
 def test_prompts_that_wait_together_may_be_packed(open_cluster, traced, expected):
     """With room for several prompts some share an iteration; tokens and the order of prompts stay the same."""
     requests = traced(24, every_s=0.0)
-    with open_cluster(max_batch_tokens=4096) as live:
+    with open_cluster(pack_tokens=4096) as live:
         log = live.run(requests)
         assert live.outputs == expected(requests)
     assert check_log(log) == ()
@@ -213,12 +213,13 @@ class Own:
         ({"prefill_nodes": 2, "prefill_group": 2}, "PrefillPool.prefill_group is 2; a live cluster has 1: each"),
         ({"shared_cache": True}, "PrefillPool.shared_cache is True; a live cluster has False"),
         ({"overtaking": True}, "PrefillPool.overtaking is True"),
-        ({"eviction": "lfu"}, "PrefillPool.eviction is 'lfu'; a live cluster has 'lru'"),
+        ({"eviction": "belady"}, "PrefillPool.eviction is 'belady'; a live cluster knows lru, fifo"),
+        ({"eviction": "mru"}, "PrefillPool.eviction is 'mru'; a live cluster knows lru, fifo"),
         (COUPLED | {"eviction": "lfu"}, "CoupledPool.eviction is 'lfu'"),
         (COUPLED | {"memory_block_tokens": 8}, "memory_block_tokens is 8 and block_size_tokens 16"),
         (COUPLED | {"batching": Own()}, "CoupledPool.batching is .*know request_level, orca, vllm"),
         ({"chunk_tokens": 0}, "chunk_tokens is 0"),
-        ({"most_waiting": 0.0}, "most_waiting is 0.0"),
+        ({"max_kv_oversubscription": 0.0}, "max_kv_oversubscription is 0.0"),
         ({"spares": -1}, "spares is -1"),
         ({"transfer_bytes": 64}, "transfer_bytes is 64"),
         (COUPLED | {"transfer": "mooncake"}, "Transfer Engine"),
@@ -227,16 +228,34 @@ class Own:
         ({"ssd_dir": "x"}, "give a folder and a size"),
         ({"ssd_dir": "x", "ssd_tokens": 8}, "ssd_tokens is 8; a block of 16 has to fit"),
         ({"ssd_dir": "x", "ssd_tokens": 64, "cache_tokens": 64}, "no use for ssd_tokens"),
-        (COUPLED | {"pool": "remote"}, "no use for pool"),
+        (COUPLED | {"shared_store": "remote"}, "no use for shared_store"),
         (COUPLED | {"ssd_dir": "x"}, "no use for ssd_dir"),
-        ({"pool": "remote", "prefix_caching": False}, "no use for pool_tokens"),
-        ({"pool": "remote", "pool_tokens": 8}, "pool_tokens is 8; a block of 16 has to fit"),
+        ({"shared_store": "remote", "prefix_caching": False}, "no use for shared_store_tokens"),
+        (
+            {"shared_store": "remote", "shared_store_tokens": 8},
+            "shared_store_tokens is 8; a block of 16 has to fit",
+        ),
     ],
 )
 def test_what_a_live_cluster_cannot_do_is_refused(changes, says):
     """The sentence names the setting and its value."""
     with pytest.raises(ValueError, match=says):
         LiveCluster(*flat.live(**changes))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("pool", "shared_store"),
+        ("pool_tokens", "shared_store_tokens"),
+        ("pool_address", "shared_store_address"),
+        ("most_waiting", "max_kv_oversubscription"),
+    ],
+)
+def test_an_option_under_its_old_name_is_refused_with_the_new_name(old, new):
+    """Options of the release before are refused in a sentence."""
+    with pytest.raises(TypeError, match=f"^LiveOptions has no field {old}: its name is {new}$"):
+        LiveOptions(**{old: None})
 
 
 def test_requests_that_do_not_fit_are_refused(cluster, pool):
@@ -246,7 +265,7 @@ def test_requests_that_do_not_fit_are_refused(cluster, pool):
     with pytest.raises(ValueError, match="tokens 7 to 256"):
         cluster.generate([[7, 256]])
     with pytest.raises(WorkerError, match="cannot serve"):
-        LiveCluster(ClusterSpec.small(), LiveOptions(seed=1), pool=pool).__enter__()
+        LiveCluster(ClusterSpec.small(), LiveOptions(seed=1), launcher=pool).__enter__()
 
 
 def test_a_cluster_that_stood_still_kills_no_worker(open_cluster, reference):
@@ -281,20 +300,24 @@ def test_a_measurement_has_a_time_limit(pool, monkeypatch):
     monkeypatch.setattr("mooncake_lab.serving.calibration._LEAST_LIMIT_S", 1e-3)
     monkeypatch.setattr("mooncake_lab.serving.calibration._SLOWEST_FLOPS", 1e15)
     with pytest.raises(WorkerError, match="did not measure its speed within"):
-        LiveCluster(*flat.live(device="cpu", backend="dense"), pool=pool).__enter__()
+        LiveCluster(*flat.live(device="cpu", backend="dense"), launcher=pool).__enter__()
 
 
 def test_small_engines_are_measured_with_what_fits(pool, reference):
     """A coupled worker with little KVCache is timed with short prompts; one with too little says what is."""
-    with LiveCluster(*flat.live(device="cpu", backend="dense", **COUPLED, device_tokens=1024), pool=pool) as live:
+    with LiveCluster(
+        *flat.live(device="cpu", backend="dense", **COUPLED, device_tokens=1024), launcher=pool
+    ) as live:
         assert live.generate([[1, 2, 3]], max_new_tokens=4) == reference([[1, 2, 3]], 4)
     with pytest.raises(ValueError, match=r"KVCache \(max_total_tokens\) is too small"):
-        LiveCluster(*flat.live(device="cpu", backend="dense", **COUPLED, device_tokens=16), pool=pool).__enter__()
+        LiveCluster(
+            *flat.live(device="cpu", backend="dense", **COUPLED, device_tokens=16), launcher=pool
+        ).__enter__()
 
 
 def test_measures_itself(pool):
     """Without a latency model the cluster times its workers and fits one."""
-    with LiveCluster(*flat.live(device="cpu", backend="dense"), pool=pool) as live:
+    with LiveCluster(*flat.live(device="cpu", backend="dense"), launcher=pool) as live:
         model = live.model
     assert model.prefill.seconds(1000.0) > model.prefill.seconds(10.0) > 0
     assert model.decode.step_s(1, 100) > 0

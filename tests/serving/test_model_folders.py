@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from mooncake_lab.cli import app
 from mooncake_lab.engine import CoupledEngine, EngineSettings, GenerationRequest, check_model, load_model
-from mooncake_lab.serving import LiveCluster, WorkerPool
+from mooncake_lab.serving import LiveCluster, WorkerProcesses
 from mooncake_lab.serving.openai_api.text_stream import text_of
 from mooncake_lab.serving.openai_api.tokenizer import tokenizer_of
 
@@ -98,7 +98,7 @@ def test_every_command_refuses_it(parent, tmp_path, name, monkeypatch):
     if not directory.is_dir():
         make(BY_NAME[name], parent)
     prompts, trace = tmp_path / "prompts.json", tmp_path / "trace.jsonl"
-    monkeypatch.setattr(WorkerPool, "launch", None)
+    monkeypatch.setattr(WorkerProcesses, "launch", None)
     prompts.write_text("[[1, 2, 3]]")
     trace.write_text(
         json.dumps({"timestamp": 0, "input_length": 600, "output_length": 32, "hash_ids": [0, 1]}) + "\n"
@@ -150,7 +150,7 @@ class Server:
     def __init__(self, directory, *options):
         program = [sys.executable, "-m", "mooncake_lab", "serve", "--model", directory, "--port", "0", "--json"]
         self.process = subprocess.Popen(
-            [*program, "--no-api-key", "--coupled", "1", "--device", "cpu", *options],
+            [*program, "--no-api-key", "--coupled-nodes", "1", "--device", "cpu", *options],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 

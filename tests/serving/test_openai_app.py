@@ -222,7 +222,7 @@ def test_what_is_too_much_is_refused(open_api):
 def test_memory_is_bounded_by_tokens(open_api, believed):
     """What may come to more KVCache than a few engines full is refused; alone, anything that fits is served."""
     pace = Pacer.of(replace(believed, decode=DecodeLatency(2e-2, 0.0, 0.0)))  # two must still run at the third
-    with open_api(device_tokens=256, most_waiting=2.0, pacer=pace) as api, api.client() as one:
+    with open_api(device_tokens=256, max_kv_oversubscription=2.0, pacer=pace) as api, api.client() as one:
         asked = {"model": MODEL, "prompt": [1] * 50, "max_tokens": 150, "stream": True, "extra_body": EXTRA}
         with contextlib.ExitStack() as streams:
             for _ in range(2):

@@ -175,11 +175,11 @@ def test_tokenising_stops_nobody(open_api, monkeypatch):
         asking = threading.Thread(target=lambda: found.append(post(api, ask, "chat/completions")))
         asking.start()
         assert slow.waiting.acquire(timeout=60)
-        heard_s = {name: link.heard_s for name, link in api.runtime.supervisor.links.items()}
+        heard_s = {name: link.heard_s for name, link in api.runtime.supervisor.connections.items()}
         made = post(api, {"prompt": "quick", "max_tokens": 20, "ignore_eos": True})
         assert made.json()["usage"]["completion_tokens"] == 20
         assert httpx.get(f"{api.url}/health").json()["status"] == "ok"
-        assert all(link.heard_s > heard_s[name] for name, link in api.runtime.supervisor.links.items())
+        assert all(link.heard_s > heard_s[name] for name, link in api.runtime.supervisor.connections.items())
         assert found == []
         slow.go_on.set()
         asking.join()

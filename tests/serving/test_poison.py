@@ -133,9 +133,9 @@ def test_a_poisoned_request_and_a_death_under_40_streams(open_api, layout):
             async with openai.AsyncOpenAI(base_url=f"{api.url}/v1", api_key=api.token, max_retries=0) as client:
                 return await asyncio.wait_for(asyncio.gather(*(stream(client, i) for i in range(40))), 120)
 
-        before = {name: link.ready.pid for name, link in api.runtime.supervisor.links.items()}
+        before = {name: link.ready.pid for name, link in api.runtime.supervisor.connections.items()}
         for top_k in (UNSAYABLE, UNUSABLE):
             poisoned(top_k)
-        assert {name: link.ready.pid for name, link in api.runtime.supervisor.links.items()} == before
+        assert {name: link.ready.pid for name, link in api.runtime.supervisor.connections.items()} == before
         assert [len(tokens) for tokens in asyncio.run(everybody())] == [60] * 40
         assert not api.runtime.streams

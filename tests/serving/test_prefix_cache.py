@@ -38,7 +38,7 @@ LAYOUT = KVLayout(
 def spec_of(tmp_path, *, blocks=8, ssd_blocks=256, pool=None):
     """A worker with DRAM and an SSD for some blocks."""
     tokens = {"cache_tokens": blocks * SIZE, "ssd_tokens": ssd_blocks * SIZE}
-    cluster = flat.live(**tokens, block_size_tokens=SIZE, ssd_dir=str(tmp_path), pool=pool)
+    cluster = flat.live(**tokens, block_size_tokens=SIZE, ssd_dir=str(tmp_path), shared_store=pool)
     return worker_spec(*cluster, "prefill-0", bytes(16))
 
 
@@ -69,6 +69,19 @@ def test_what_it_holds_survives_a_clean_end(tmp_path):
     found = read(cache, keys)
     assert found[0].shape[1] == 5 * SIZE
     assert all(torch.equal(one, other) for one, other in zip(found, span.layers, strict=True))
+    cache.close()
+
+
+@pytest.mark.parametrize(("eviction", "evicted"), [("lru", 1), ("fifo", 0)])
+def test_dram_evicts_by_the_policy_that_the_spec_names(eviction, evicted):
+    """The block that was used least recently leaves, or the one that came first, as in the simulator."""
+    cluster = flat.live(cache_tokens=4 * SIZE, block_size_tokens=SIZE, eviction=eviction)
+    cache, keys = PrefixCache(worker_spec(*cluster, "prefill-0", bytes(16)), LAYOUT), keys_of(5)
+    for key in keys[:4]:
+        cache.keep([key], span_of(1))
+    assert read(cache, keys[:1])
+    cache.keep(keys[4:], span_of(1))
+    assert set(cache.news().added) == set(keys) - {keys[evicted]}
     cache.close()
 
 
@@ -168,24 +181,24 @@ def test_a_pool_comes_and_goes_under_load(tmp_path):
     with BlockServer(DramBackend(1 << 24), bytes(32)) as server:
         thread.start()
         for turn in range(12):
-            cache.use_pool(pool_client(server) if turn % 3 else None)
+            cache.use_shared_store(pool_client(server) if turn % 3 else None)
             time.sleep(0.02)
             if update := cache.news():
                 held = (held | set(update.added)) - set(update.removed)
-                pooled = (pooled | set(update.pooled)) - set(update.unpooled)
+                pooled = (pooled | set(update.shared_added)) - set(update.shared_removed)
         stop.set()
         thread.join()
         cache._store.flush()
         if update := cache.news():
             held = (held | set(update.added)) - set(update.removed)
-            pooled = (pooled | set(update.pooled)) - set(update.unpooled)
+            pooled = (pooled | set(update.shared_added)) - set(update.shared_removed)
         pool = pool_client(server)
         assert pooled == {block.key for block in pool.blocks()} != set()
         pool.close()
         assert held == {key for key in every if cache.match([key])}
         cache._store.check()
-        cache.use_pool(None)
-        assert set(cache.news().unpooled) == pooled
+        cache.use_shared_store(None)
+        assert set(cache.news().shared_removed) == pooled
         assert failures == []
         cache.close()
 
@@ -254,7 +267,7 @@ def test_a_reset_does_without_a_pool_that_does_not_answer(tmp_path):
     """The caches are empty afterwards and usable, and the worker has no pool until it is told of the next."""
     cache, keys = PrefixCache(spec_of(tmp_path, pool="remote"), LAYOUT), keys_of(3)
     with BlockServer(DramBackend(1 << 22), bytes(32)) as server:
-        cache.use_pool(pool_client(server))
+        cache.use_shared_store(pool_client(server))
     cache.keep(keys, span_of(3))
     cache.news()
     assert set(cache.forget().removed) == set(keys)
@@ -292,7 +305,7 @@ def stalled_pool():
 def test_a_pool_that_stalls_costs_nothing_that_dram_holds(tmp_path, stalled_pool):
     """At the end of a worker DRAM is on the SSD before the pool has taken a block that waits for it."""
     cache, keys = PrefixCache(spec_of(tmp_path, blocks=8, ssd_blocks=16, pool="remote"), LAYOUT), keys_of(200)
-    cache.use_pool(stalled_pool.client)
+    cache.use_shared_store(stalled_pool.client)
     for first in range(0, 200, 4):  # until a block of the SSD is on its way to the pool
         cache.keep(keys[first : first + 4], span_of(4, seed=first))
         assert until(lambda: not cache._store.statistics()[0].queued_bytes)
@@ -310,24 +323,24 @@ def test_a_pool_that_stalls_costs_nothing_that_dram_holds(tmp_path, stalled_pool
 
 def test_no_worker_takes_back_what_another_put_into_the_pool():
     """A worker says that a block is not in the pool only where it asked the pool for it."""
-    cluster = flat.live(cache_tokens=8 * SIZE, block_size_tokens=SIZE, pool="remote")
+    cluster = flat.live(cache_tokens=8 * SIZE, block_size_tokens=SIZE, shared_store="remote")
     with BlockServer(DramBackend(1 << 24), bytes(32)) as server:
         one, other = (PrefixCache(worker_spec(*cluster, "prefill-0", bytes(16)), LAYOUT) for _ in range(2))
         for cache in (one, other):
-            cache.use_pool(pool_client(server))
+            cache.use_shared_store(pool_client(server))
         keys, filler = keys_of(4), keys_of(40, 100)
         for first in (None, *range(0, 40, 4)):  # what `one` keeps first ends in the pool
             one.keep(keys if first is None else filler[first : first + 4], span_of(4, first or 0))
             one._store.flush()
         assert set(keys) <= set(one.news().pooled)
-        layers = list(other.pooled(keys[:2], 0))
+        layers = list(other.shared(keys[:2], 0))
         other.adopt(keys[:2], list(zip(*layers, strict=True)), first=0)
-        assert other.news().unpooled == ()
+        assert other.news().shared_removed == ()
         pool = pool_client(server)
         pool.free(*pool.find(keys[2:]))
         pool.close()
-        assert list(other.pooled(keys[2:], 2)) == []
-        assert set(other.news().unpooled) == set(keys[2:])
+        assert list(other.shared(keys[2:], 2)) == []
+        assert set(other.news().shared_removed) == set(keys[2:])
         for cache in (one, other):
             cache.close()
 
@@ -347,7 +360,7 @@ def test_damage_is_counted_once_whatever_pool_is_used(tmp_path, monkeypatch):
     told = cache.news().damaged_blocks
     assert told > 0
     with BlockServer(DramBackend(1 << 22), bytes(32)) as server:
-        cache.use_pool(pool_client(server))
+        cache.use_shared_store(pool_client(server))
         update = cache.news()
         assert update is None or update.damaged_blocks == 0
         cache.close()

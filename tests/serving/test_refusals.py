@@ -216,14 +216,14 @@ def test_without_a_key_bodies_are_json(api, open_to_all, kind, is_served):
     ("sentence", "shown"),
     [
         ("decode-0 did not start: device_tokens is 10: its KVCache takes 3 GB",
-         "decode-0 did not start: --max-total-tokens is 10: its KVCache takes 3 GB"),
+         "decode-0 did not start: --device-tokens is 10: its KVCache takes 3 GB"),
         ("ssd_dir is None and ssd_tokens 4; give both", "--ssd-dir is None and --ssd-tokens 4; give both"),
         ("LiveOptions.threads is 0; PrefillPool.cache_tokens.", "--threads is 0; --cache-tokens."),
         ("the model and its pool, seed and port", "the model and its pool, seed and port"),
         ("the longest context (max_model_len)", "the longest context (--max-model-len)"),
-        ("/data/cache_tokens/x and --max-total-tokens", "/data/cache_tokens/x and --max-total-tokens"),
-        ("chunk_tokens, max_batch_tokens, max_requests and prefill_nodes",
-         "--chunked-prefill-size, --max-num-batched-tokens, --max-num-seqs and --prefill"),
+        ("/data/cache_tokens/x and --device-tokens", "/data/cache_tokens/x and --device-tokens"),
+        ("chunk_tokens, pack_tokens, max_requests and prefill_nodes",
+         "--chunk-tokens, --pack-tokens, --max-requests and --prefill-nodes"),
         ("prefill_group stays", "prefill_group stays"),
     ],
 )  # fmt: skip
@@ -253,7 +253,7 @@ def test_an_ssd_that_cannot_be_used_is_refused_before_a_model_is_loaded(believed
 
     def start(**changes):
         spec, options = flat.live(model=MODEL, device="cpu", **size | changes)
-        LiveCluster(spec, options, model=believed, pool=NoProcesses()).__enter__()
+        LiveCluster(spec, options, model=believed, launcher=NoProcesses()).__enter__()
 
     used = SsdBackend(tmp_path / "prefill-1", 2**16, fingerprint=b"f")
     with contextlib.closing(used), pytest.raises(WorkerError, match=r"/prefill-1 is open in process \d+"):

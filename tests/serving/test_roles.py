@@ -33,7 +33,7 @@ from mooncake_lab.serving.messages import (
     Report,
     SamplingParams,
     StartTransfer,
-    UsePool,
+    UseSharedStore,
 )
 from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.serving.prefix_cache import PrefixCache
@@ -318,8 +318,8 @@ def test_a_worker_that_ends_does_not_wait_for_a_pool(monkeypatch, tmp_path):
         assert release.wait(20), "nothing ends the worker"
         raise OSError("the pool does not answer")
 
-    monkeypatch.setattr(prefill_module, "open_pool", stalled)
-    bench.role.take(UsePool("nowhere:1"))
+    monkeypatch.setattr(prefill_module, "open_shared_store", stalled)
+    bench.role.take(UseSharedStore("nowhere:1"))
     assert came.wait(60)
     bench.role.close()
     assert not release.is_set()
@@ -345,12 +345,12 @@ def packed(bench, orders):
 
 
 @pytest.mark.parametrize("streams_layers", [True, False])
-@pytest.mark.parametrize(("max_batch_tokens", "iterations"), [(1, 5), (120, 3), (160, 2), (8192, 1)])
-def test_packed_prompts_are_delivered_as_if_each_was_alone(streams_layers, max_batch_tokens, iterations):
+@pytest.mark.parametrize(("pack_tokens", "iterations"), [(1, 5), (120, 3), (160, 2), (8192, 1)])
+def test_packed_prompts_are_delivered_as_if_each_was_alone(streams_layers, pack_tokens, iterations):
     """Prompts that wait share iterations up to the limit, first come, first served, and arrive unchanged."""
     alone = Bench(streams_layers=streams_layers, prefix_caching=False)
     expected = [alone.serve(alone.order(prompt)) for prompt in PROMPTS]
-    bench = Bench(streams_layers=streams_layers, prefix_caching=False, max_batch_tokens=max_batch_tokens)
+    bench = Bench(streams_layers=streams_layers, prefix_caching=False, pack_tokens=pack_tokens)
     orders = [bench.order(prompt, n=n) for n, prompt in enumerate(PROMPTS)]
     assert packed(bench, orders) == iterations
     assert all(same(bench.delivered(order), each) for order, each in zip(orders, expected, strict=True))
@@ -363,7 +363,7 @@ def test_packed_prompts_are_delivered_as_if_each_was_alone(streams_layers, max_b
 
 def test_reused_tokens_take_no_room_in_a_packed_iteration():
     """What a prompt reuses is not computed: two prompts of 80 tokens share 32 when the cache holds 64 of each."""
-    bench, prompts = Bench(max_batch_tokens=32), [list(range(first, first + 80)) for first in (3, 90)]
+    bench, prompts = Bench(pack_tokens=32), [list(range(first, first + 80)) for first in (3, 90)]
     expected = [bench.serve(bench.order(prompt)) for prompt in prompts]
     bench.role._cache.forget()
     for prompt in prompts:
@@ -375,7 +375,7 @@ def test_reused_tokens_take_no_room_in_a_packed_iteration():
 
 def test_a_block_lost_in_a_packed_iteration_costs_its_own_prompt_alone(monkeypatch):
     """The prompt computes what is lost, and the other one of the iteration is delivered as it was."""
-    bench, prompts = Bench(max_batch_tokens=8192), [list(range(first, first + 80)) for first in (3, 90)]
+    bench, prompts = Bench(pack_tokens=8192), [list(range(first, first + 80)) for first in (3, 90)]
     expected = [bench.serve(bench.order(prompt)) for prompt in prompts]
     real, lost = bench.role._cache.read_into, bench.keys(prompts[0])[2]
 
@@ -397,7 +397,7 @@ def test_a_prompt_cancelled_in_a_packed_iteration_leaves_the_others_alone(cancel
     """It is dropped at the next iteration, and the others are delivered once, in order."""
     alone, prompts = Bench(prefix_caching=False), [list(range(first, first + 48)) for first in (3, 60, 90)]
     expected = [alone.serve(alone.order(prompt)) for prompt in prompts]
-    bench = Bench(prefix_caching=False, max_batch_tokens=8192, chunk_tokens=32)
+    bench = Bench(prefix_caching=False, pack_tokens=8192, chunk_tokens=32)
     orders = [bench.order(prompt, n=n) for n, prompt in enumerate(prompts)]
     for order in orders:
         bench.role.take(order)

@@ -138,7 +138,9 @@ def keeps_the_laws(live, model, steps):
     )
     follower.check_log()
     assert not follower.coordinator.requests
-    assert not any(worker.decode.contexts or worker.prefill.prompts for worker in follower.coordinator.workers.up)
+    assert not any(
+        worker.decode.contexts or worker.prefill.prompts for worker in follower.coordinator.instances.up
+    )
 
 
 def placed(decided):
@@ -188,7 +190,7 @@ def test_the_same_decisions_of_a_longer_trace(open_cluster, pace, nodes, placeme
 @pytest.mark.slow
 def test_the_same_packing(open_cluster, pace):
     """Prompts that wait together are computed in one iteration in both runtimes, and leave in order of arrival."""
-    check(open_cluster, pace, "1P+1D", LoadBalance(), 6, max_batch_tokens=200)
+    check(open_cluster, pace, "1P+1D", LoadBalance(), 6, pack_tokens=200)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import pytest
 from waiting import until
 
 from mooncake_lab.bench.faults import FAULTS, strike
-from mooncake_lab.cluster import POOL
+from mooncake_lab.cluster import SHARED_STORE
 from mooncake_lab.core import FirstToken, Moved, Placed
 from mooncake_lab.metrics import check_log
 from mooncake_lab.serving.openai_api.connections import ClientLimits
@@ -41,13 +41,13 @@ def prompts_of_families(streams):
     ]
 
 
-@pytest.mark.parametrize("killed", [None, "prefill-0", "decode-0", "coupled-0", POOL])
+@pytest.mark.parametrize("killed", [None, "prefill-0", "decode-0", "coupled-0", SHARED_STORE])
 def test_500_streams(open_api, reference, killed):
     """Of 500 concurrent streams none fails and none is mixed up, whatever kind of process is killed meanwhile."""
     prompts = prompts_of_families(500)
     expected = reference(prompts, 24)
     nodes = COUPLED if killed == "coupled-0" else {"prefill_nodes": 2, "decode_nodes": 2}
-    pool = {"pool": "remote", "cache_tokens": 512} if killed == POOL else {}
+    pool = {"shared_store": "remote", "cache_tokens": 512} if killed == SHARED_STORE else {}
     found = {"killed": killed, "streams": len(prompts), "failed": 0}
     why = Counter()
     # all clients share this process: on a busy machine one takes longer for its headers than a server waits
@@ -97,7 +97,7 @@ def test_500_streams(open_api, reference, killed):
 
 
 def comes_from_pool(record):
-    return isinstance(record, Moved) and record.source == POOL
+    return isinstance(record, Moved) and record.source == SHARED_STORE
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -156,7 +156,7 @@ def test_no_orphans(end, transfer):
         "0",
         "--backend",
         "dense",
-        "--transfer-backend",
+        "--transfer",
         transfer,
         "--json",
     ]

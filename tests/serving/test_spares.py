@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from mooncake_lab.serving import LiveOptions, WorkerError, WorkerPool
+from mooncake_lab.serving import LiveOptions, WorkerError, WorkerProcesses
 from mooncake_lab.serving.launch import local
 from mooncake_lab.serving.launch.local import READY
 from mooncake_lab.serving.launch.memory import memory_left_bytes, most_memory_bytes
@@ -187,8 +187,10 @@ def test_no_spare_without_memory(program, monkeypatch, caplog):
     left = Dry(150 * MB)
     monkeypatch.setattr(local, "memory_left_bytes", left)
     looked = []
-    monkeypatch.setattr(WorkerPool, "_top_up", lambda pool, top_up=WorkerPool._top_up: looked.append(top_up(pool)))
-    with WorkerPool(LiveOptions(spares=2)) as pool:
+    monkeypatch.setattr(
+        WorkerProcesses, "_top_up", lambda pool, top_up=WorkerProcesses._top_up: looked.append(top_up(pool))
+    )
+    with WorkerProcesses(LiveOptions(spares=2)) as pool:
         pool.start(1)
         before = pool.pids()
         pool.keep_spares()
@@ -209,7 +211,7 @@ def test_spares_that_load_at_once_need_memory_at_once(program, monkeypatch):
     """While a spare loads, the next one is only started if there is memory for both."""
     program("import time; time.sleep(60)")
     monkeypatch.setattr(local, "memory_left_bytes", Dry(500 * MB))
-    with WorkerPool(LiveOptions(spares=4)) as pool:
+    with WorkerProcesses(LiveOptions(spares=4)) as pool:
         pool._loading_bytes = 200 * MB
         pool.keep_spares()
         assert until(lambda: len(pool.pids()) == 2)
@@ -220,7 +222,7 @@ def test_memory_that_is_not_known_stops_no_spare(program, monkeypatch):
     """Where nothing tells how much memory is left, spares are started as before."""
     program(PROCESS)
     monkeypatch.setattr(local, "memory_left_bytes", Dry(None))
-    with WorkerPool(LiveOptions()).start(1) as pool:
+    with WorkerProcesses(LiveOptions()).start(1) as pool:
         os.kill(pool.idle()[0], signal.SIGKILL)
         assert until(lambda: not pool.pids())
         pool.keep_spares()
@@ -230,7 +232,7 @@ def test_memory_that_is_not_known_stops_no_spare(program, monkeypatch):
 def test_one_retry_is_enough(program, caplog):
     """While a worker that is needed cannot be started, no spare tries the same beside it."""
     program("import sys; sys.exit(3)")
-    with WorkerPool(LiveOptions()) as pool:
+    with WorkerProcesses(LiveOptions()) as pool:
         for _ in range(2):
             with pytest.raises(WorkerError, match="status 3"):
                 pool.start(1)
@@ -246,7 +248,7 @@ def test_one_retry_is_enough(program, caplog):
 def test_no_spare_beside_a_worker_that_loads(program):
     """A worker that is needed has the machine for itself until it is ready."""
     program("import time; time.sleep(60)")
-    with WorkerPool(LiveOptions()) as pool:
+    with WorkerProcesses(LiveOptions()) as pool:
         thread = threading.Thread(target=_tried, args=(pool,))
         thread.start()
         assert until(pool.pids)

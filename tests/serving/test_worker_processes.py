@@ -14,7 +14,7 @@ import pytest
 from waiting import until
 
 from mooncake_lab.cluster import ClusterSpec
-from mooncake_lab.serving import LiveCluster, LiveOptions, WorkerError, WorkerPool
+from mooncake_lab.serving import LiveCluster, LiveOptions, WorkerError, WorkerProcesses
 from mooncake_lab.serving.launch import process as worker_process
 from mooncake_lab.serving.launch.process import _is_clean
 from mooncake_lab.serving.spec import worker_spec
@@ -44,7 +44,7 @@ def test_spares_take_over(believed, reference):
     """
     expected = reference(PROMPTS, 200)
     spec, options = flat.live(model=MODEL, device="cpu", threads=2, coupled_nodes=1)
-    with WorkerPool(options) as pool, LiveCluster(spec, options, model=believed, pool=pool) as live:
+    with WorkerProcesses(options) as pool, LiveCluster(spec, options, model=believed, launcher=pool) as live:
         assert live.generate(PROMPTS, max_new_tokens=200) == expected
         assert until(pool.idle)
         (lost,) = pool.idle()
@@ -89,8 +89,8 @@ def test_a_process_with_threads_left_is_not_used_again(monkeypatch):
 
 CHILDREN_OF_A_POOL = """
 import sys, time
-from mooncake_lab.serving import LiveOptions, WorkerPool
-pool = WorkerPool(LiveOptions(model="random:lab-tiny", device="cpu", backend="dense")).start(1)
+from mooncake_lab.serving import LiveOptions, WorkerProcesses
+pool = WorkerProcesses(LiveOptions(model="random:lab-tiny", device="cpu", backend="dense")).start(1)
 print(*pool.idle(), flush=True)
 time.sleep(600)
 """
@@ -154,7 +154,7 @@ def test_a_worker_on_a_gpu_is_warmed_up_before_it_serves(monkeypatch):
 def test_a_process_that_ends_says_why(program, capfd):
     """Where a process ends without a word, the error has its exit status; what it wrote is on stderr."""
     program("echo no such library >&2; exit 3")
-    with WorkerPool(LiveOptions()) as pool, pytest.raises(WorkerError, match="exited with status 3"):
+    with WorkerProcesses(LiveOptions()) as pool, pytest.raises(WorkerError, match="exited with status 3"):
         pool.start(1)
     assert "no such library" in capfd.readouterr().err
     with pytest.raises(WorkerError, match=r"(prefill|decode)-0 did not start: exited with status 3"):
@@ -171,7 +171,7 @@ def test_a_process_that_cannot_be_started_says_why(monkeypatch):
 def test_spares_that_fail_are_tried_again(program, caplog):
     """A spare that cannot start is tried again after a pause, with a warning; closing does not wait for that."""
     program("exit 4")
-    with WorkerPool(LiveOptions()) as pool:
+    with WorkerProcesses(LiveOptions()) as pool:
         pool.keep_spares()
         assert until(lambda: caplog.text.count("exited with status 4") >= 2)
     assert "another starts in" in caplog.text
@@ -184,7 +184,7 @@ def test_a_start_that_is_given_up_takes_no_process(program):
     ours, theirs = socket.socketpair()
     ours.close()
     theirs.close()
-    with WorkerPool(LiveOptions()) as pool:
+    with WorkerProcesses(LiveOptions()) as pool:
         with pytest.raises(OSError, match="Bad file descriptor"):
             pool.launch(worker_spec(*flat.live(), "prefill-0", b"token"), theirs)
         assert pool.pids() == []
@@ -193,7 +193,7 @@ def test_a_start_that_is_given_up_takes_no_process(program):
 def test_closing_does_not_wait_for_a_model(program):
     """A pool whose processes still load is closed at once."""
     program("exec sleep 600")
-    pool = WorkerPool(LiveOptions())
+    pool = WorkerProcesses(LiveOptions())
     errors = []
 
     def starting():

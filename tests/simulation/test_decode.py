@@ -27,7 +27,7 @@ MODEL = LatencyModel(
 
 
 def coordinator(log, capacity):
-    """One that knows a prefill worker p and a decode worker d."""
+    """One that knows a prefill instance p and a decode instance d."""
     made = Coordinator(
         ClusterSpec.small(placement=LoadBalance()),
         LatencyEstimator(MODEL),
@@ -35,8 +35,8 @@ def coordinator(log, capacity):
         write=log.append,
         extend=lambda request, _: request,
     )
-    made.on(events.WorkerUp(at_s=0.0, worker="p", role="prefill"), 0.0)
-    made.on(events.WorkerUp(at_s=0.0, worker="d", role="decode", capacity_tokens=capacity), 0.0)
+    made.on(events.InstanceUp(at_s=0.0, instance="p", role="prefill"), 0.0)
+    made.on(events.InstanceUp(at_s=0.0, instance="d", role="decode", capacity_tokens=capacity), 0.0)
     return made
 
 
@@ -58,7 +58,7 @@ def simulate(joins, capacity=10**9, max_requests=None):
         report(events.RequestArrived(at_s=loop.now_s, request=request))
         report(
             events.PrefillDone(
-                at_s=loop.now_s, attempt=attempt, worker="p", start_s=loop.now_s, computed_tokens=context,
+                at_s=loop.now_s, attempt=attempt, instance="p", start_s=loop.now_s, computed_tokens=context,
                 reused_tokens=0,
             )
         )  # fmt: skip
@@ -69,7 +69,7 @@ def simulate(joins, capacity=10**9, max_requests=None):
     for i, (at_s, context, outputs) in enumerate(joins):
         loop.call_later(at_s, feed, i, context, outputs)
     loop.run()
-    return log, conductor.workers.by_name["d"]
+    return log, conductor.instances.by_name["d"]
 
 
 def step_by_step(joins, capacity=10**9, max_requests=99):

@@ -6,13 +6,16 @@ import math
 import pytest
 import simpy
 from families import requests_of
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from mooncake_lab.batching import SarathiServe
 from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.cluster import ClusterSpec
+from mooncake_lab.core import SLO, RunEnded
+from mooncake_lab.metrics import check_log, run_summary, token_times_s
 from mooncake_lab.simulation import Cluster, EventLoop
-from mooncake_lab.simulation.clock import Steady
+from mooncake_lab.simulation.clock import Steady, delay_until
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), max_size=20))
@@ -45,7 +48,7 @@ def test_what_is_never_due_keeps_no_run_going():
     loop.run()
     assert loop.now_s == 1.0
     for delay_s in (-1.0, math.nan):
-        with pytest.raises(ValueError, match="delays from 0"):
+        with pytest.raises(ValueError, match=f"the delay of a callback is {delay_s} s; allowed are 0 and more"):
             loop.call_later(delay_s, lambda: None)
 
 
@@ -105,11 +108,50 @@ def test_a_cluster_shares_the_time_of_a_callers_environment():
         assert seen == [(at_s, sum(record.at_s < at_s for record in expected)) for at_s in (1.0, 2.0, 3.0)]
 
 
-def test_only_a_run_with_a_horizon_is_closed_and_only_there():
-    """A log ends at the horizon that was known when the cluster started, since stretches end before it."""
+@pytest.mark.parametrize("coupled", [False, True])
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.1, 12.0))
+def test_a_run_is_closed_at_any_moment(coupled, at_s):
+    """The log of a run whose horizon was not known has the tokens up to that moment, and keeps the laws."""
+    requests = requests_of([(0.5 * i, 3000, 120, i % 2) for i in range(12)])
+    spec = (
+        ClusterSpec.coupled(nodes=2, batching=SarathiServe(chunk_tokens=256))
+        if coupled
+        else ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=2)
+    )
+    cut = Cluster(spec, paper_node_latency()).run(requests, at_s)
     env = simpy.Environment()
-    cluster = Cluster(ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1), paper_node_latency(), env=env)
-    cluster.start(requests_of([(0.0, 3000, 20, 0)]), until_s=2.0)
-    env.run(1.0)
-    with pytest.raises(ValueError, match="close it at its horizon"):
-        cluster.close()
+    cluster = Cluster(spec, paper_node_latency(), env=env)
+    cluster.start(requests)
+    env.run(at_s)
+    cluster.close(at_s)
+    assert check_log(cluster.log) == ()
+    assert cluster.log[-1].at_s == cut[-1].at_s == at_s
+    assert cluster.log[-1].tokens == pytest.approx(cut[-1].tokens, abs=1)
+    times = ({i: pytest.approx(each, abs=1e-6) for i, each in token_times_s(log)} for log in (cluster.log, cut))
+    assert next(times).keys() == next(times).keys()
+    with pytest.raises(ValueError, match="let time pass"):
+        cluster.close(at_s + 1.0)
+    env.run()  # what is closed can go on
+    whole = [record for record in cluster.log if not isinstance(record, RunEnded)]
+    assert run_summary(whole, SLO())["output_tokens"] == 12 * 120
+
+
+def test_what_comes_last_comes_after_all_else_that_is_due_then():
+    """Also after what is scheduled later for the same moment, and at exactly its moment."""
+    loop, ran = EventLoop(), []
+    loop.call_later(0.1, lambda: None)
+    loop.call_last_at(0.3, lambda: ran.append(("last", loop.now_s)))
+    loop.run(0.2)
+    loop.call_last_at(0.7, lambda: ran.append(("last", loop.now_s)))
+    for delay_s in (0.3 - 0.2, 0.7 - 0.2):
+        loop.call_later(delay_s, lambda: loop.call_later(0.0, lambda: ran.append(("now", None))))
+    loop.run()
+    assert [at_s for what, at_s in ran if what == "last"] == [0.3, 0.7]
+
+
+@given(st.floats(0.0, 1e6), st.floats(0.0, 1e6))
+def test_a_moment_is_reached_exactly(now_s, at_s):
+    """The delay until a moment, added to now, is the moment, or the float below it; a past one is now."""
+    reached_s = now_s + delay_until(at_s, now_s)
+    assert reached_s in {at_s, math.nextafter(at_s, 0.0)} if at_s > now_s else reached_s == now_s

@@ -71,7 +71,7 @@ def test_no_request_is_lost_and_no_token_shown_twice(rows, deaths, policy, memor
 
 @pytest.mark.parametrize("prompt", [10, 511, 512, 513, 1500])
 @pytest.mark.parametrize("first_shown_by", ["decode", "prefill"])
-def test_a_prompt_placed_again_reuses_only_tokens_that_its_prefill_worker_has_computed(prompt, first_shown_by):
+def test_a_prompt_placed_again_reuses_only_tokens_that_its_prefill_instance_has_computed(prompt, first_shown_by):
     """A block that was partial is matched by the tokens in it, however often its request is placed again."""
     deaths = [("decode-0", 8.0), ("decode-1", 16.0), ("decode-2", 30.0)]
     spec = ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=4, first_shown_by=first_shown_by)

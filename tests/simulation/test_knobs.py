@@ -43,7 +43,8 @@ OTHER = {
     "streams_layers": False,
     "fetch_timeout_s": 0.5,
     "overtaking": True,
-    "max_batch_tokens": 8192,
+    "pack_tokens": 8192,
+    "keep_answers": True,
     "placement": LoadBalance(),
     "failures": (Failure("decode-1", 20.0),),
     "view_age_s": 4.0,
@@ -103,7 +104,7 @@ def base_log():
 def test_turning_a_knob_moves_the_result(base_log, knob):
     """Each setting changes what happens, and breaks nothing."""
     base = BASE
-    if knob == "max_batch_tokens":  # a group computes one prompt at a time
+    if knob == "pack_tokens":  # a group computes one prompt at a time
         base = BASE | {"prefill_group": 1}
         base_log = flat.disaggregated(MODEL, **base).run(traffic())
     log = flat.disaggregated(MODEL, **base | {knob: OTHER[knob]}).run(traffic())

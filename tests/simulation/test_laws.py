@@ -92,7 +92,7 @@ class TestInvariants:
         for store in cluster.executor.pool.stores.values():
             store.check()
         ((_, held),) = replicas_at(log, [math.inf])
-        index = cluster.coordinator.workers.index
+        index = cluster.coordinator.instances.index
         assert +held == Counter(key for name in index.instances for key in index.held_by(name))
         for name in index.instances:
             assert index.held_by(name) == cluster.executor.pool.stores[name].keys()

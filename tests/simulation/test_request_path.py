@@ -138,7 +138,7 @@ def test_a_path_is_of_named_functions_with_their_classes_and_files():
         assert path.counts["functions"] <= path.counts["changes_of_file"] + len(path.functions)
 
 
-def test_a_dead_decode_worker_costs_what_the_page_says():
+def test_a_dead_decode_instance_costs_what_the_page_says():
     """A simulated decode instance that fails while it decodes leads through each place that the page names."""
     request = Request(id=0, arrival_s=0.0, input_tokens=600, block_keys=(1, 2))
     failing = SimulationOptions(failures=(Failure("decode-0", 2.0),))

@@ -19,11 +19,9 @@ LONG = 2048
 
 @pytest.mark.parametrize("layerwise", [True, False])
 def test_kvcache_of_one_iteration_leaves_in_order_of_arrival(layerwise):
-    """As from a live worker: the prompt that came first is at its decode node first, although it is longer."""
+    """As from a live instance: the prompt that came first is at its decode node first, although it is longer."""
     rows = [(0.0, 4000, 2, 0), (0.1, 3000, 2, 1), (0.2, 64, 2, 2), (0.3, 500, 2, 3)]
-    spec = ClusterSpec.disaggregated(
-        prefill_nodes=1, decode_nodes=1, max_batch_tokens=8192, streams_layers=layerwise
-    )
+    spec = ClusterSpec.disaggregated(prefill_nodes=1, decode_nodes=1, pack_tokens=8192, streams_layers=layerwise)
     log = Cluster(spec, make_model(constant_s=1.0, bytes_per_s=KV_BYTES * 8000)).run(requests_of(rows))
     moved = sorted((r.at_s, r.request_id) for r in log if isinstance(r, Moved))
     assert [request_id for _, request_id in moved] == [0, 1, 2, 3]
@@ -89,7 +87,7 @@ class TestOneStoreForAll:
         cluster = Cluster(spec, REALISTIC, SimulationOptions(failures=(Failure("prefill-3", 100.0),)))
         cluster.run(self.REQUESTS)
         held = 8 * LONG // 512
-        assert held / 2 < len(cluster.coordinator.workers.index) < held
+        assert held / 2 < len(cluster.coordinator.instances.index) < held
 
     def test_blocks_that_come_late_are_computed(self):
         """With a deadline of 3 s a prompt computes what would be 20.48 s on its way; what is its own it reuses."""

@@ -28,7 +28,7 @@ from mooncake_lab.perf import (
 from mooncake_lab.simulation import Cluster, Failure, SimulationOptions
 from mooncake_lab.simulation.instances import PromptPart, prefill_finish_s
 from mooncake_lab.simulation.kv_transfer import PrefillJob
-from mooncake_lab.simulation.pool import PrefixPool
+from mooncake_lab.simulation.prefix_caches import PrefixCaches
 
 SHAPE = model_shape("llama3-70b")
 MODEL = LatencyModel(
@@ -255,7 +255,7 @@ def test_a_block_that_was_read_for_another_node_has_risen():
 
 def test_only_what_was_fetched_comes_by_a_fetch():
     """A prefix that the fetching node held itself, on its SSD, is read there and not conjured into DRAM."""
-    pool = PrefixPool(["a", "b"], capacity_tokens=4 * 512, bytes_per_token=1, ssd_tokens=8 * 512)
+    pool = PrefixCaches(["a", "b"], capacity_tokens=4 * 512, bytes_per_token=1, ssd_tokens=8 * 512)
     first, second = THREE[0].request, THREE[1].request
     pool.keep("a", first, 2)
     pool.keep("a", second)
@@ -290,7 +290,7 @@ class TestThePriceOfReading:
         slow = replace(MODEL, ssd=LinkLatency(SHAPE.kv_bytes_per_token * 10.0))
         kept = [family(i, 10.0 * i, i, 4) for i in range(3)]
         waiting = [family(3, 40.0, 9, 1), family(4, 40.1, 0, 4), family(5, 40.2, 1, 4)]
-        log = Cluster(spec(ssd_tokens=16 * 512, max_batch_tokens=1024), slow).run([*kept, *waiting])
+        log = Cluster(spec(ssd_tokens=16 * 512, pack_tokens=1024), slow).run([*kept, *waiting])
         starts = [(r.start_s, r.computed_tokens) for r in log if isinstance(r, Prefilled) and r.request_id > 3]
         assert [computed for _, computed in starts] == [2048, 2048]
         assert starts[0][0] < starts[1][0]

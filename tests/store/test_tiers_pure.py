@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mooncake_lab.simulation.pool import NodeCache
+from mooncake_lab.simulation.prefix_caches import InstanceCache
 from mooncake_lab.store import Block, BlockStore
 from mooncake_lab.store.eviction import make_policy
 from mooncake_lab.store.tiers import Entry, Tier, TierChange, TierSpec, TierStack
@@ -201,7 +201,7 @@ OPERATIONS = st.lists(
 def test_tiers_at_once_are_two_stores(operations, sizes, eviction):
     """In the simulator, where transfers take no time, tiers are two stores: what one evicts the other holds."""
     dram, ssd = (BlockStore(count * SIZE, make_policy(eviction, count)) for count in sizes)
-    simulated = NodeCache(sizes[0] * SIZE, sizes[1] * SIZE, SIZE, eviction)
+    simulated = InstanceCache(sizes[0] * SIZE, sizes[1] * SIZE, SIZE, eviction)
     blocks = [Block(Entry(is_ready=True), SIZE, position) for position in range(8)]
     for reads, keys in operations:
         if reads:

@@ -163,15 +163,15 @@ def command(trace: str, file: str, chosen: Settings, block_size_tokens: int) -> 
         lines.append(["trace", "synth", "--like", trace, *requests, "-o", file, "--force"])
     if chosen.system == SEPARATE:
         cluster = [
-            "--prefill",
+            "--prefill-nodes",
             str(chosen.prefill),
-            "--decode",
+            "--decode-nodes",
             str(chosen.decode),
             "--placement",
             chosen.placement,
         ]
     else:
-        cluster = ["--coupled", str(chosen.prefill), "--batching", chosen.system]
+        cluster = ["--coupled-nodes", str(chosen.prefill), "--batching", chosen.system]
     numbers = {"--speed": chosen.speed, "--ttft-slo": chosen.ttft_slo_s, "--tbt-slo": chosen.tbt_slo_s}
     options = ["--node", chosen.node, *cluster, "--admission", chosen.admission]
     options += [text for name, value in numbers.items() for text in (name, repr(value).removesuffix(".0"))]

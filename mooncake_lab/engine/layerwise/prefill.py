@@ -17,7 +17,7 @@ from mooncake_lab.core import MIB
 from mooncake_lab.engine.host_copies import HostCopies, HostCopy
 from mooncake_lab.engine.kv_layout import KVLayout, bytes_of
 from mooncake_lab.engine.layerwise.loader import LayerLoader
-from mooncake_lab.engine.roles import PrefillEngine, PrefillResult, Prompt
+from mooncake_lab.engine.roles import PrefillEngine, PrefillResult, TokenIds
 from mooncake_lab.engine.sequence import GenerationRequest
 from mooncake_lab.store.backed_tier import BlockWriter
 from mooncake_lab.store.tiered_store import TieredStore
@@ -294,7 +294,7 @@ class LayerwisePrefill:
         """Return when what was computed so far is stored or given up."""
         self.writer.flush()
 
-    def prefill(self, prompt: Prompt, *, keep: bool = True) -> LayerwiseResult:
+    def prefill(self, prompt: TokenIds, *, keep: bool = True) -> LayerwiseResult:
         """Prefill one prompt, up to its first token; what it computed may still be on its way to the store then.
 
         Args:

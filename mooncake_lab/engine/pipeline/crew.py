@@ -17,7 +17,7 @@ import torch
 
 from mooncake_lab.engine.kvcache import KVSpan
 from mooncake_lab.engine.loading import DTYPES
-from mooncake_lab.engine.pipeline.jobs import CppJob, CrewSpec, Job, Prompt, RunaheadJob, Share
+from mooncake_lab.engine.pipeline.jobs import CppJob, CrewSpec, Job, PromptTokens, RunaheadJob, Share
 from mooncake_lab.engine.pipeline.worker import begin, join, share_of
 from mooncake_lab.perf import chunk_sizes
 
@@ -161,7 +161,7 @@ class Together:
         return KVSpan(fingerprint=fingerprint, start=0, tokens=self.kv[0].shape[1], layers=self.kv)
 
 
-def cpp_prefill(crew: Crew, tokens: Prompt, *, chunk_tokens: int, processes: int | None = None) -> Together:
+def cpp_prefill(crew: Crew, tokens: PromptTokens, *, chunk_tokens: int, processes: int | None = None) -> Together:
     """Prefill a prompt in chunks, each process holding a run of layers.
 
     Args:
@@ -179,7 +179,7 @@ def cpp_prefill(crew: Crew, tokens: Prompt, *, chunk_tokens: int, processes: int
     return _together(crew, CppJob(tokens=prompt, sizes=sizes, processes=processes or crew.spec.processes))
 
 
-def runahead_prefill(crew: Crew, tokens: Prompt, *, bounds: Sequence[int]) -> Together:
+def runahead_prefill(crew: Crew, tokens: PromptTokens, *, bounds: Sequence[int]) -> Together:
     """Prefill a prompt in runs of tokens that end at `bounds`, a process each.
 
     Raises:

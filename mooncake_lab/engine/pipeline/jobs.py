@@ -13,7 +13,7 @@ from mooncake_lab.engine.loading import DTYPES
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
 """Token ids of a prompt."""
-Prompt: TypeAlias = Sequence[int] | npt.NDArray[np.int32] | Tokens
+PromptTokens: TypeAlias = Sequence[int] | npt.NDArray[np.int32] | Tokens
 """Token ids as a caller may give them."""
 
 
@@ -40,10 +40,13 @@ class CrewSpec:
     """After which a prefill is given up."""
 
     def __post_init__(self) -> None:
-        if min(self.processes, self.threads) < 1 or self.dtype not in DTYPES or self.timeout_s <= 0:
-            raise ValueError(
-                f"{self} is no crew; processes, threads and seconds above 0 and a known dtype are needed"
-            )
+        for name in ("processes", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"CrewSpec.{name} is {getattr(self, name)!r}; at least 1 is needed")
+        if not self.timeout_s > 0:
+            raise ValueError(f"CrewSpec.timeout_s is {self.timeout_s!r}; more than 0 is needed")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"CrewSpec.dtype is {self.dtype!r}; allowed are {', '.join(DTYPES)}")
 
     @property
     def nccl(self) -> bool:

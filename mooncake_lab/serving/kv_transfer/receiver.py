@@ -45,6 +45,8 @@ class ReceivedKV:
     moves: tuple[Move, ...]
     reports: tuple[messages.PromptEvent, ...]
     """What its prefill worker reported of it."""
+    answer: messages.AnswerBlocks | None = None
+    """What the tokens are, where they are of an answer that is to be kept."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,19 +68,19 @@ class Connection:
     lent: contextlib.ExitStack
     """Gives memory back when the connection ends."""
     coming: dict[Job, PartialKV] = field(default_factory=dict[Job, PartialKV])
-    window: Buffer | None = None
+    buffer: Buffer | None = None
     """Memory that a Transfer Engine may write."""
 
     def take_pushed(self, parts: Sequence[Bytes], pushed: messages.RemoteWrite) -> float:
         """Copy what such an engine has written; when it began to (s)."""
-        if self.window is None:
-            raise ProtocolError("a message says that its bytes were pushed, but this connection has no window")
+        if self.buffer is None:
+            raise ProtocolError("a message refers to pushed bytes, but no buffer was lent to this connection")
         now_s = time.monotonic()
         if not 0 <= pushed.start_s <= now_s:
             raise ProtocolError(
                 f"a push began at {pushed.start_s:g} s; allowed are 0 to {now_s:g} s, which is now"
             )
-        self.window.copy_to(parts, pushed)
+        self.buffer.copy_to(parts, pushed)
         return pushed.start_s
 
 
@@ -190,11 +192,11 @@ class KVReceiver:
         return PartialKV(tokens=message.tokens, layers=layers, covered=[0] * len(layers))
 
     def _lend(self, connection: Connection, size_bytes: int) -> messages.RemoteAddress | None:
-        if connection.window is not None:
-            raise ProtocolError("a second window for one connection; allowed is 1")
+        if connection.buffer is not None:
+            raise ProtocolError("a second buffer for one connection; allowed is 1")
         if self._channel is not None:
-            connection.window = self._channel.lend(size_bytes, connection.lent)
-        return None if connection.window is None else connection.window.where
+            connection.buffer = self._channel.lend(size_bytes, connection.lent)
+        return None if connection.buffer is None else connection.buffer.where
 
     def _piece(self, connection: Connection, message: messages.KVChunk, size: int) -> None:
         into = connection.coming.get(message.job)
@@ -233,6 +235,10 @@ class KVReceiver:
             raise ProtocolError(f"the end of {message.job}, which never began here")
         if min(done.covered) < done.tokens:
             raise ProtocolError(f"{message.job} ends before all of its KVCache came: a layer lacks tokens")
+        answer, size = message.answer, self._layout.block_tokens
+        if answer is not None and len(answer.keys) * size != done.tokens:
+            blocks = f"{len(answer.keys)} keys of an answer for {done.tokens} tokens"
+            raise ProtocolError(f"{blocks}; allowed is one for each block of {size}")
         moves = done.moves
         if not self._each_layer:
             moves = [Move(moves[0].start_s, moves[-1].end_s, sum(move.bytes for move in moves))]
@@ -243,6 +249,7 @@ class KVReceiver:
                 first_token=message.first_token,
                 moves=tuple(moves),
                 reports=message.reports,
+                answer=answer,
             )
         )
 

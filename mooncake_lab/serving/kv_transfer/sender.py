@@ -20,13 +20,13 @@ from mooncake_lab.engine.kv_layout import Bytes
 from mooncake_lab.net import wire
 from mooncake_lab.serving import messages
 from mooncake_lab.serving.kv_transfer import Identity, RefusedByPeerError, borrow, dial, expect
-from mooncake_lab.serving.kv_transfer.transfer_engine import WINDOW_BYTES, TransferEngineChannel
+from mooncake_lab.serving.kv_transfer.transfer_engine import BUFFER_BYTES, TransferEngineChannel
 from mooncake_lab.serving.messages import Job
 from mooncake_lab.serving.pacer import PacedLink
 from mooncake_lab.store.backends import StorageError
 
 MOST_WAITING_BYTES: Final = 2**30
-"""Of KVCache that waits for one destination; then the engine waits, too."""
+"""KVCache that may wait for one destination; with more, the engine waits, too."""
 _IDLE_S: Final = 60.0
 """Without a message for so long a sender closes its connection, and opens another one for the next."""
 _Addressed = messages.StartTransfer | messages.KVChunk | messages.EndTransfer | messages.CancelOrder
@@ -57,7 +57,7 @@ class KVSender:
         self._identity = identity
         self._failed = failed
         self._channel = channel
-        self._window: messages.RemoteAddress | None = None
+        self._buffer: messages.RemoteAddress | None = None
         self._peer: socket.socket | None = None
         self._open: set[Job] = set()
         self._lost: set[Job] = set()
@@ -114,7 +114,7 @@ class KVSender:
                 self._lost.discard(message.job)
 
     def _next(self) -> tuple[_Addressed, Sequence[Bytes], Callable[[], object] | None] | None:
-        """The next message; None where there is none for so long that the destination may be gone."""
+        """The next message; None after an idle time in which the destination may have ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closed, None if self._open else _IDLE_S)
             if self._queue:
@@ -129,13 +129,13 @@ class KVSender:
             if self._peer is None:
                 self._peer = dial(self._port, self._identity)
                 if self._channel is not None:
-                    self._window = borrow(self._peer, self._identity, WINDOW_BYTES)
+                    self._buffer = borrow(self._peer, self._identity, BUFFER_BYTES)
         elif message.job not in self._open or self._peer is None:
             return  # cancelled before it began
         self._link.hold(sum(part.nbytes for part in payload))
-        if isinstance(message, messages.KVChunk) and self._channel is not None and self._window is not None:
-            for cut, part in cuts(message, payload[0], WINDOW_BYTES):
-                self._push(self._peer, self._channel, self._window, cut, part)
+        if isinstance(message, messages.KVChunk) and self._channel is not None and self._buffer is not None:
+            for cut, part in cuts(message, payload[0], BUFFER_BYTES):
+                self._push(self._peer, self._channel, self._buffer, cut, part)
             return
         wire.send_frame(self._peer, message, payload, self._identity.timeout_s)
         if isinstance(message, messages.EndTransfer):
@@ -147,12 +147,12 @@ class KVSender:
         self,
         peer: socket.socket,
         channel: TransferEngineChannel,
-        window: messages.RemoteAddress,
+        buffer: messages.RemoteAddress,
         piece: messages.KVChunk,
         parts: Sequence[Bytes],
     ) -> None:
-        """Write into the window, and wait until it is free again; over the connection where memory is short."""
-        pushed = channel.write(window, parts)
+        """Write into the buffer, and wait until it is free again; over the connection where memory is short."""
+        pushed = channel.write(buffer, parts)
         rest = parts if pushed is None else ()
         wire.send_frame(peer, msgspec.structs.replace(piece, pushed=pushed), rest, self._identity.timeout_s)
         if pushed is not None:
@@ -182,7 +182,7 @@ class KVSender:
     def _hang_up(self) -> None:
         if self._peer is not None:
             self._peer.close()
-            self._peer, self._window = None, None
+            self._peer, self._buffer = None, None
 
 
 def cuts(

@@ -26,7 +26,7 @@ from mooncake_lab.serving.messages import RemoteAddress, RemoteWrite
 from mooncake_lab.store.backends import StorageError, StorageFullError
 from mooncake_lab.store.backends.allocation import ExtentAllocator
 
-WINDOW_BYTES: Final = 4 * 2**20
+BUFFER_BYTES: Final = 4 * 2**20
 """What a sender asks each receiver for; pieces that are longer are cut."""
 _LOG: Final = logging.getLogger(__name__)
 _ALIGNMENT_BYTES: Final = 64
@@ -54,7 +54,7 @@ class Buffer:
         """
         size = sum(part.nbytes for part in parts)
         if first + size > self.memory.nbytes:
-            raise ProtocolError(f"{size} bytes were pushed into a window of {self.memory.nbytes} at {first}")
+            raise ProtocolError(f"{size} bytes were pushed into a buffer of {self.memory.nbytes} at {first}")
         done = first
         for part in parts:
             part[:] = self.memory[done : done + part.nbytes]
@@ -112,7 +112,7 @@ class TransferEngineChannel:
             self._extents.give(region.start, region.memory.nbytes)
 
     def lend(self, size_bytes: int, until: contextlib.ExitStack) -> Buffer | None:
-        """Memory until a stack ends; None where there is none left: then the connection carries the bytes."""
+        """Memory until a stack ends; None where all is lent: then the connection carries the bytes."""
         try:
             region = self.take(size_bytes)
         except StorageFullError as error:

@@ -2,7 +2,7 @@
 
 A process loads torch and the model, compiles what is compiled on first use, and waits for a `WorkerSpec` over a
 socket pair (see `process`). It becomes a worker when it gets one. After the worker was told to stop, the process
-waits for the next, so that clusters that share a pool start in milliseconds.
+waits for the next, so that clusters that share one launcher start in milliseconds.
 
 Each process has a thread of its own here, which starts it, hears when it is ready, and collects its exit status.
 The kernel kills a process when the thread that started it is gone, thus also when this process is killed.
@@ -25,7 +25,7 @@ from mooncake_lab.serving.launch.memory import memory_left_bytes
 from mooncake_lab.serving.spec import LiveOptions, WorkerSpec, model_options
 
 MOST_BYTES: Final = 2**16
-"""Of one message between a pool and a process."""
+"""The largest message between a launcher and a process."""
 READY: Final = b"ready "
 """Begins the message of a process that waits for a `WorkerSpec`. There follow the number of workers that it has
 been, and the most memory that it has had (bytes)."""
@@ -42,14 +42,14 @@ State = Literal["starting", "idle", "assigned", "ended"]
 
 @final
 class _Process:
-    """One worker process, seen from its pool. Mutable: it starts and ends; `pool.changed` guards its state.
+    """One worker process, seen from its launcher. Mutable: `launcher.changed` guards its state.
 
     Args:
-        pool: told of every change of state.
+        launcher: told of every change of state.
         background: whether it loads at low priority, because others serve meanwhile.
     """
 
-    def __init__(self, pool: "WorkerPool", *, background: bool) -> None:
+    def __init__(self, launcher: "WorkerProcesses", *, background: bool) -> None:
         self.state: State = "starting"
         self.assignment = 0
         """How many workers it has been, counting the present one."""
@@ -59,7 +59,7 @@ class _Process:
         self.is_loaded = False
         """Whether it has been ready once."""
         self.background = background
-        self._pool = pool
+        self._launcher = launcher
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.thread = threading.Thread(target=self._watch, name="worker-process", daemon=True)
 
@@ -86,15 +86,15 @@ class _Process:
             _LOG.exception("a worker process could not be watched")
             self.reason = repr(error)
         finally:
-            self._pool.process_ended(self)
+            self._launcher.process_ended(self)
 
     def _run(self) -> str:
         """Start the process and listen to it until it ends; why it ended."""
         priority = "background" if self.background else "foreground"
-        threads = str(self._pool.model.threads)
-        with self._pool.changed:
-            if self._pool.is_closed:
-                return "the pool is closed"
+        threads = str(self._launcher.model.threads)
+        with self._launcher.changed:
+            if self._launcher.is_closed:
+                return "the launcher is closed"
             self.child = subprocess.Popen(  # noqa: S603  # our own module
                 [sys.executable, str(_PROGRAM), str(self._theirs.fileno()), str(os.getpid()), priority],
                 pass_fds=[self._theirs.fileno()],
@@ -107,7 +107,7 @@ class _Process:
         while message := self._receive():
             if message.startswith(READY):
                 workers, memory_bytes = message.removeprefix(READY).split()
-                self._pool.process_ready(self, int(workers), int(memory_bytes))
+                self._launcher.process_ready(self, int(workers), int(memory_bytes))
             else:
                 error = message.decode(errors="replace")
         status = self.child.wait()
@@ -115,7 +115,7 @@ class _Process:
         return error or how
 
     def _receive(self) -> bytes:
-        """Its next message; empty when it has ended."""
+        """The next message of the process; empty when it has ended."""
         try:
             return self._ours.recv(MOST_BYTES)
         except ConnectionError:
@@ -126,23 +126,23 @@ class _Process:
 class RunningWorker:
     """A worker that was launched: its process, as long as it is this worker. Immutable."""
 
-    __slots__ = ("_assignment", "_pool", "_process")
+    __slots__ = ("_assignment", "_launcher", "_process")
 
-    def __init__(self, pool: "WorkerPool", process: _Process) -> None:
-        self._pool = pool
+    def __init__(self, launcher: "WorkerProcesses", process: _Process) -> None:
+        self._launcher = launcher
         self._process = process
         self._assignment = process.assignment
 
     def kill(self) -> None:
         """End its process with SIGKILL, unless that waits for, or is, another worker by now."""
-        with self._pool.changed:
+        with self._launcher.changed:
             if not self._is_over():
                 self._process.kill()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until its process has ended, or is ready for another worker; whether that came to be in time."""
-        with self._pool.changed:
-            return self._pool.changed.wait_for(self._is_over, timeout_s)
+        with self._launcher.changed:
+            return self._launcher.changed.wait_for(self._is_over, timeout_s)
 
     def reason(self) -> str:
         """Why its process ended, or what it is doing instead."""
@@ -154,7 +154,7 @@ class RunningWorker:
 
 
 @final
-class WorkerPool:
+class WorkerProcesses:
     """Processes that have loaded one model, each a worker or ready to become one.
 
     It may serve several clusters, one after the other or at once, from any thread. Mutable: it owns processes.
@@ -186,7 +186,7 @@ class WorkerPool:
         self.close()
 
     def start(self, processes: int, *, timeout_s: float = 300.0) -> Self:
-        """Have so many processes ready, and wait until they are: clusters then start, and recover, at once.
+        """Make this number of processes ready, and wait until they are: clusters then start and recover at once.
 
         Raises:
             WorkerError: when one cannot load the model, or takes too long.
@@ -204,7 +204,7 @@ class WorkerPool:
 
         Raises:
             ValueError: when the processes have loaded another model.
-            ConnectionError: when the pool is closed.
+            ConnectionError: when the launcher is closed.
             OSError: when the connection is closed.
         """
         if model_options(spec) != self.model:
@@ -224,7 +224,7 @@ class WorkerPool:
         """A process that is a worker from now on: a ready one, else a new one."""
         with self.changed:
             if self.is_closed:
-                raise ConnectionError("the pool of worker processes is closed")
+                raise ConnectionError("the launcher of worker processes is closed")
             idle = next((process for process in self._processes if process.state == "idle"), None)
             if idle is None:
                 process = self._add(background=False)
@@ -265,7 +265,7 @@ class WorkerPool:
             process.thread.join(_JOIN_S)
 
     def process_ready(self, process: _Process, workers: int, memory_bytes: int) -> None:
-        """A process has loaded the model, or has finished being so many workers."""
+        """A process has loaded the model, or has finished being a worker; `workers` counts how often."""
         with self.changed:
             if not process.is_loaded:
                 process.is_loaded = True

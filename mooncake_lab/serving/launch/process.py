@@ -1,7 +1,7 @@
 """The program of a worker process: load the model, then be one worker after the other.
 
-Started by `local.WorkerPool` as a file, never by hand. Little is imported at first: the process is bound to its
-parent at once, and a spare imports the rest at low priority, on a thread of its own.
+Started by `local.WorkerProcesses` as a file, never by hand. Little is imported at first: the process is bound to
+its parent at once, and a spare imports the rest at low priority, on a thread of its own.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ _REASON_BYTES: Final = 2**15
 
 
 def main() -> None:
-    """Prepare, report that, and be a worker for each message until the pool is gone.
+    """Prepare, report that, and be a worker for each message until the launcher is gone.
 
-    Arguments: the file descriptor of the pool's socket, the pid of the parent, and `background` for low priority.
+    Arguments: the descriptor of the launcher's socket, the pid of the parent, and `background` for low priority.
     """
     from mooncake_lab.core.process import end_with_parent
 
@@ -42,25 +42,25 @@ def main() -> None:
     end_with_parent(int(parent))
     _set_title("spare-worker")
     logging.basicConfig(format="%(message)s")
-    pool = socket.socket(fileno=int(descriptor))
-    pool.set_inheritable(False)
+    launcher = socket.socket(fileno=int(descriptor))
+    launcher.set_inheritable(False)
     try:
         score = OomScore()
         if priority == "background":
             score.raise_()
-            models = _prepare_in_background(pool)
+            models = _prepare_in_background(launcher)
         else:
-            models = _prepare(pool)
-        _serve(pool, models, score)
+            models = _prepare(launcher)
+        _serve(launcher, models, score)
     except BaseException as error:  # noqa: BLE001  # whatever it is, the cluster is told why
-        _fail(pool, error)
+        _fail(launcher, error)
 
 
 class OomScore:
-    """Whom the kernel kills first when memory runs out (Linux): a process that waits rather than one that serves.
+    """Which process the kernel kills first when memory runs out (Linux): one that waits, not one that serves.
 
     Args:
-        path: of the score of this process; anybody may raise it, and lower it to what it was before.
+        path: of the score of this process; every process may raise it, and lower it to what it was before.
     """
 
     def __init__(self, path: Path = Path("/proc/self/oom_score_adj")) -> None:
@@ -91,7 +91,7 @@ class OomScore:
             self._before = None
 
 
-def _serve(pool: socket.socket, models: "dict[str, LlamaModel]", score: OomScore) -> None:
+def _serve(launcher: socket.socket, models: "dict[str, LlamaModel]", score: OomScore) -> None:
     """Be one worker after the other."""
     import msgspec
 
@@ -102,10 +102,10 @@ def _serve(pool: socket.socket, models: "dict[str, LlamaModel]", score: OomScore
     workers = 0
     while True:
         score.raise_()
-        pool.send(READY + f"{workers} {most_memory_bytes()}".encode())
-        message, descriptors, _, _ = socket.recv_fds(pool, MOST_BYTES, 1)
+        launcher.send(READY + f"{workers} {most_memory_bytes()}".encode())
+        message, descriptors, _, _ = socket.recv_fds(launcher, MOST_BYTES, 1)
         if not message:
-            os._exit(0)  # the pool is closed; the destructors of torch take seconds
+            os._exit(0)  # the launcher is closed; the destructors of torch take seconds
         score.restore()
         spec = msgspec.msgpack.decode(message, type=WorkerSpec)
         _set_title(spec.name)
@@ -116,8 +116,8 @@ def _serve(pool: socket.socket, models: "dict[str, LlamaModel]", score: OomScore
         _set_title("spare-worker")
 
 
-def _prepare(pool: socket.socket) -> "dict[str, LlamaModel]":
-    """Import, load and warm up what the pool's first message describes.
+def _prepare(launcher: socket.socket) -> "dict[str, LlamaModel]":
+    """Import, load and warm up what the launcher's first message describes.
 
     The loaded model by its device: on a CPU one; on GPUs none yet, since the worker decides which GPU.
     """
@@ -130,7 +130,7 @@ def _prepare(pool: socket.socket) -> "dict[str, LlamaModel]":
     from mooncake_lab.serving.spec import ModelOptions
 
     del worker
-    model = msgspec.msgpack.decode(pool.recv(MOST_BYTES), type=ModelOptions)
+    model = msgspec.msgpack.decode(launcher.recv(MOST_BYTES), type=ModelOptions)
     torch.set_num_threads(model.threads)
     if model.device.startswith("cuda") or (model.device == "auto" and torch.cuda.is_available()):
         return {}
@@ -152,14 +152,14 @@ def _load(model: "ModelOptions", device: str) -> "LlamaModel":
     )
 
 
-def _prepare_in_background(pool: socket.socket) -> "dict[str, LlamaModel]":
-    """The same at low priority: on a thread that ends with the threads it started, and once more from this one.
+def _prepare_in_background(launcher: socket.socket) -> "dict[str, LlamaModel]":
+    """Prepare at low priority: on a thread that ends with the threads it started, and once more from this one.
 
     The second time nothing is compiled any more, and the threads that compute get this thread's priority.
     """
     lower = (_NICE,)  # on Linux the priority of this one thread, and of those that it starts
     with ThreadPoolExecutor(1, initializer=os.nice, initargs=lower) as executor:
-        models = executor.submit(_prepare, pool).result()
+        models = executor.submit(_prepare, launcher).result()
     from mooncake_lab.engine import warm_up
 
     for loaded in models.values():
@@ -191,7 +191,7 @@ def _place(spec: "WorkerSpec", models: "dict[str, LlamaModel]") -> str:
 
 def _is_clean(spec: "WorkerSpec") -> bool:
     """Whether nothing is left of a worker, so that the process can be another one."""
-    if "mooncake" in {spec.transfer, spec.pool}:
+    if "mooncake" in {spec.transfer, spec.shared_store}:
         return False  # its engine has threads of its own, and no way to end them
     gc.collect()
     deadline_s = time.monotonic() + _THREADS_END_S
@@ -200,7 +200,7 @@ def _is_clean(spec: "WorkerSpec") -> bool:
     return threading.active_count() == 1
 
 
-def _fail(pool: socket.socket, error: BaseException) -> None:
+def _fail(launcher: socket.socket, error: BaseException) -> None:
     """Report why this process ends: bad input in one sentence, anything else with a traceback on stderr."""
     from mooncake_lab.store.backends.base import StorageError
 
@@ -210,7 +210,7 @@ def _fail(pool: socket.socket, error: BaseException) -> None:
         logging.getLogger(__name__).error("a worker process failed", exc_info=error)
         reason = f"{type(error).__name__}: {error}"
     try:
-        pool.send(reason.encode()[:_REASON_BYTES])
+        launcher.send(reason.encode()[:_REASON_BYTES])
     finally:
         sys.stderr.flush()
         os._exit(1)

@@ -31,7 +31,7 @@ from mooncake_lab.serving.stream import FailedError, RejectedError
 
 MOST_BODY_BYTES: Final = 8 * 1024**2
 MOST_RECEIVED_BYTES: Final = 256 * 1024**2
-"""Of all bodies that are being received, or wait to be read, at once."""
+"""Bytes of all bodies together that are being received, or wait to be read."""
 _READERS_BYTES: Final = (2**10, 2**12, 2**14, 2**18)
 """Bodies up to each of these sizes have a thread of their own that reads them, and so have longer ones: what is
 tokenised in milliseconds does not wait for what takes seconds."""
@@ -50,7 +50,7 @@ class OpenAIApp:
         runtime: the cluster.
         tokenizer: text to tokens and back.
         telemetry: what `/metrics` shows.
-        token: what clients must bring; None lets everybody in.
+        token: what clients must bring; None lets all clients in.
         model: the name by which clients ask for the model; None takes the cluster's.
         host: where it listens; without a token at a loopback address, requests for another host are refused.
     """
@@ -107,7 +107,7 @@ class OpenAIApp:
         return _unambiguous(Starlette(routes=routes, exception_handlers=dict.fromkeys(raised, refusal)))
 
     def _guarded(self, act: Callable[[Request], Any], *, is_open_here: bool = False) -> Callable[[Request], Any]:
-        """The same, for clients that know the token, or for those of this machine too."""
+        """A handler for clients that know the token, or for those of this machine too."""
 
         async def guarded(request: Request) -> Response:
             if not self._knows_token(request):
@@ -178,7 +178,7 @@ class OpenAIApp:
         return Response()
 
     async def _health(self, _: Request) -> Response:
-        table = self.runtime.coordinator.workers
+        table = self.runtime.coordinator.instances
         workers = sorted(worker.name for worker in table.up)
         status = "ok" if table.can_serve else "waiting for workers"
         return _json({"status": status, "workers": workers}, 200 if table.can_serve else 503)

@@ -101,7 +101,7 @@ class ChatTemplate:
         """The first form in which every text that is not empty reaches the prompt.
 
         Raises:
-            ValueError: when there is none.
+            ValueError: when no form does that.
         """
         problems: list[ValueError] = []
         as_system = tuple("system" if role == "developer" else role for role in roles)
@@ -180,7 +180,7 @@ class _Dict:
         return dict(*args, **fields)
 
     def fromkeys(self, keys: Any, value: Any = None) -> dict[Any, Any]:
-        """As of Python's."""
+        """A dict with these keys, as in Python."""
         return dict.fromkeys(keys, value)
 
 

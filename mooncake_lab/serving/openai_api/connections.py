@@ -112,14 +112,14 @@ class Gate:
         self._most_refused = refused
         self._open: set[ClientConnection] = set()
         self._waiting: dict[ClientConnection, float] = {}
-        """Those without a request under way, and since when; who has waited longest first."""
+        """Connections without a request under way, and since when; the longest wait comes first."""
         self._refused: dict[ClientConnection, float] = {}
-        """Those that are told so, and until when they may read it."""
+        """Connections that are told that they are refused, and until when they may read it."""
         self._tick_s = min(TICK_S, limits.header_s / 4, limits.body_s / 4, limits.idle_s / 4, limits.stalled_s / 4)
         self._ticking: asyncio.Task[None] | None = None
 
     def has_room(self, others: int = 0) -> bool:
-        """Whether a further connection could be opened beside so many others that are being opened."""
+        """Whether a further connection could be opened beside these others that are being opened."""
         room = self._most - len(self._open)
         if room > others:
             return True
@@ -156,7 +156,7 @@ class Gate:
             self._waiting.setdefault(connection, self.now_s)
 
     def refuse(self, connection: "ClientConnection") -> None:
-        """It is told that it is refused, and closed when it has read that; the oldest such one makes room."""
+        """Tell a connection that it is refused, and close it when it has read that; the oldest one makes room."""
         self.leave(connection)
         if len(self._refused) >= self._most_refused:
             oldest = next(iter(self._refused))
@@ -165,7 +165,7 @@ class Gate:
         self._refused[connection] = self.now_s + _FAREWELL_S
 
     def leave(self, connection: "ClientConnection") -> None:
-        """It has ended."""
+        """A connection has ended."""
         self._waiting.pop(connection, None)
         self._refused.pop(connection, None)
         self._open.discard(connection)
@@ -241,7 +241,7 @@ class Acceptor:
         self._pause()
 
     def _look(self) -> None:
-        """Go on when there is room; where there is none for long, those who wait are refused."""
+        """Go on when there is room; refuse connections that have waited too long for it."""
         if self._full_since_s is None or self._is_closed:
             return
         if self._gate.has_room(len(self._opening)):

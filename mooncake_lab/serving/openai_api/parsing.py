@@ -41,7 +41,7 @@ _LONGEST_NEUTRAL: Final = 1024
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a streamed answer."""
+    """Options of a streamed answer."""
 
     include_usage: bool | None = None
     """The usage comes in an event of its own before the end."""
@@ -58,7 +58,7 @@ class _Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
-    """vLLM's: draw among so many tokens; 0 and -1 stand for all."""
+    """vLLM's: the number of tokens to draw from; 0 and -1 are all."""
     seed: int | None = None
     stop: str | list[str] = []
     stream: bool = False
@@ -66,7 +66,7 @@ class _Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Without effect where `stream` is false."""
     max_tokens: int | None = None
     min_tokens: int = 0
-    """vLLM's: neither an end token nor a stop sequence ends the answer before it has so many tokens."""
+    """vLLM's: neither an end token nor a stop sequence ends a shorter answer."""
     ignore_eos: bool = False
     """vLLM's: end tokens do not end the answer."""
     return_token_ids: bool = False
@@ -129,7 +129,7 @@ class ParsedRequest:
 
     prompts: tuple[npt.NDArray[np.int32], ...]
     params: SamplingParams
-    """The same for all prompts; where no limit is given, `max_new_tokens` is 0 and the window is the limit."""
+    """Parameters of all prompts; `max_new_tokens` 0 is no limit but the context length."""
     is_seeded: bool
     """Whether the client chose the seed."""
     stops: tuple[str, ...]
@@ -144,14 +144,14 @@ class ParsedRequest:
 class Reader:
     """Reads the bodies of requests for one model. It has no state: any thread may use it.
 
-    A prompt that is longer than the window whatever its tokens are is refused before it is tokenised.
+    A prompt that is longer than the context length whatever its tokens are is refused before it is tokenised.
     """
 
     tokenizer: Tokenizer
     model: str
     """The name by which clients ask for it."""
     most_tokens: int
-    """Of a prompt and its answer together."""
+    """Most tokens of a prompt and its answer together."""
 
     def completion(self, body: bytes) -> ParsedRequest:
         """What a completion request wants.
@@ -202,7 +202,9 @@ class Reader:
             if isinstance(prompt, str):
                 self._check_length(len(prompt), "prompt")
             elif isinstance(prompt, int):
-                raise BadRequestError(f"a list that holds {prompt} beside other prompts", "prompt")
+                raise BadRequestError(
+                    f"the token id {prompt} stands beside whole prompts; put it into a list of token ids", "prompt"
+                )
             else:
                 self._check_room(len(prompt), most_new)
         for prompt in prompts:
@@ -300,7 +302,7 @@ class _ToolCalls(msgspec.Struct, frozen=True, gc=False):
 
 
 def _refuse_tool_calls(messages: bytes) -> None:
-    """Refuse turns that called tools; their `content` is often null, which is not what stands in their way.
+    """Refuse turns that called tools; their `content` is often null, which is not the reason.
 
     Raises:
         BadRequestError: naming the first.
@@ -356,7 +358,9 @@ def _array(tokens: list[int], name: str = "prompt") -> npt.NDArray[np.int32]:
     if not tokens:
         raise BadRequestError("the prompt has no tokens; at least 1 is needed", name)
     if not (min(tokens) >= 0 and max(tokens) <= _MOST):
-        raise BadRequestError(f"the prompt holds token ids {min(tokens)} to {max(tokens)}", name)
+        raise BadRequestError(
+            f"the prompt has token ids from {min(tokens)} to {max(tokens)}; allowed are 0 to {_MOST}", name
+        )
     return np.asarray(tokens, dtype=np.int32)
 
 

@@ -42,7 +42,7 @@ class Address:
     port: int = 8000
     """0 lets the system choose."""
     token: str | None = None
-    """None lets everybody in."""
+    """The API key; None lets all clients in."""
     drain_s: float = 30.0
     """How long requests under way may go on after a signal."""
     model: str | None = None
@@ -149,7 +149,7 @@ def web_server(
     config = uvicorn.Config(
         app.asgi(),
         http=connection,
-        ws="none",  # whoever asks for a web socket would leave the limits of its connection behind
+        ws="none",  # a client with a web socket would leave the limits of its connection behind
         lifespan="off",
         log_config=None,
         log_level="error",  # what a client does wrong is no matter for the operator's log

@@ -26,7 +26,7 @@ class Writer:
     Args:
         text: turns tokens into text.
         stops: sequences that end the answer and are not part of it.
-        least_tokens: a sequence that begins before so many tokens are out does not end it.
+        least_tokens: a sequence that begins before this number of tokens does not end it.
     """
 
     __slots__ = ("_held", "_least", "_stops", "_text", "is_stopped")
@@ -128,7 +128,7 @@ def begin(
 
 
 def stop(runtime: ClusterRuntime, choices: Sequence[Choice], reason: str = "the client went away") -> None:
-    """Let go of whatever of a request still runs."""
+    """Cancel all choices of a request that still run."""
     for choice in choices:
         runtime.cancel(choice.stream, reason)
 

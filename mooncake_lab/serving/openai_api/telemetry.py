@@ -6,7 +6,7 @@ from typing import Final, final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
-from mooncake_lab.cluster import COUPLED_SYSTEMS, ClusterSpec, WorkerState
+from mooncake_lab.cluster import COUPLED_SYSTEMS, ClusterSpec, InstanceState
 from mooncake_lab.core import (
     Arrived,
     CacheChanged,
@@ -91,7 +91,7 @@ class Telemetry:
         """An HTTP request has its first token, so long after it came."""
         self._ttft.observe(seconds)
 
-    def page(self, workers: Iterable[WorkerState], damaged_blocks: Mapping[str, int], in_flight: int) -> bytes:
+    def page(self, workers: Iterable[InstanceState], damaged_blocks: Mapping[str, int], in_flight: int) -> bytes:
         """The metrics now, in Prometheus' text format.
 
         Args:
@@ -116,13 +116,13 @@ class Telemetry:
 
 
 def config_of(spec: ClusterSpec) -> dict[str, str | int | bool | None]:
-    """The settings of a cluster's workers by the names of the command line; a policy without a name has none."""
+    """The settings of a cluster's workers by the names that vLLM gives them; a policy without a name has none."""
     match spec.pools:
         case (prefill, decode):
             return {
                 "scheduler": "disaggregated",
                 "max_num_seqs": decode.max_requests,
-                "max_num_batched_tokens": prefill.max_batch_tokens,
+                "max_num_batched_tokens": prefill.pack_tokens,
                 "kv_tokens": decode.device_tokens,
                 "block_size": spec.block_size_tokens,
                 "prefix_caching": prefill.prefix_caching,

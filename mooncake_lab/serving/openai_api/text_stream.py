@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, final
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_LONGEST_WINDOW: Final = 32
+_LONGEST_TAIL: Final = 32
 """Tokens that are decoded together; then the first ones are forgotten."""
 _KEPT: Final = 8
 """Tokens that remain then: a token's text depends on those before it, but on few of them."""
@@ -85,13 +85,13 @@ class TokenStream:
 
     def __init__(self, detokenizer: Detokenizer) -> None:
         self._of = detokenizer
-        self._window: list[int] = []
+        self._tail: list[int] = []
         self._shown = 0
-        """Characters of the window's text that were shown."""
+        """Characters of the tail's text that were shown."""
         self._run: list[int] = []
-        """Byte tokens after the window that were not shown."""
+        """Byte tokens after the tail that were not shown."""
         self._characters = codecs.getincrementaldecoder("utf-8")("strict")
-        """Of the run: whether it can still become characters."""
+        """A decoder that fails once the run can no longer become characters."""
         self._shown_run: codecs.IncrementalDecoder | None = None
         """Turns bytes of a run that is shown as it grows into text."""
         self._is_wrong = False
@@ -104,14 +104,14 @@ class TokenStream:
         if token in self._of.bytes:
             return self._push_byte(token)
         before = self._end_shown_run()
-        self._window += [*self._run, token]
+        self._tail += [*self._run, token]
         self._restart_run()
-        text = self._of.text(self._window)
+        text = self._of.text(self._tail)
         fresh = text[self._shown : len(text) - self._uncertain(text)]
         self._shown += len(fresh)
-        if len(self._window) > _LONGEST_WINDOW:
-            self._window = self._window[-_KEPT:]
-            self._shown += len(self._of.text(self._window)) - len(text)
+        if len(self._tail) > _LONGEST_TAIL:
+            self._tail = self._tail[-_KEPT:]
+            self._shown += len(self._of.text(self._tail)) - len(text)
         return before + fresh
 
     def finish(self) -> str:
@@ -141,16 +141,16 @@ class TokenStream:
         return self._rest()
 
     def _rest(self) -> str:
-        """What was not shown of the window and the run."""
-        return self._of.text([*self._window, *self._run])[self._shown :]
+        """What was not shown of the tail and the run."""
+        return self._of.text([*self._tail, *self._run])[self._shown :]
 
     def _end_shown_run(self) -> str:
-        """What is left of a run that was shown as it grew; its last byte is then the window."""
+        """What is left of a run that was shown as it grew; its last byte is then the tail."""
         if not (self._is_wrong or self._shown_run is not None):
             return ""
         rest = "" if self._shown_run is None or self._is_wrong else self._shown_run.decode(b"", final=True)
-        self._window = self._run[-1:]
-        self._shown = len(self._of.text(self._window))
+        self._tail = self._run[-1:]
+        self._shown = len(self._of.text(self._tail))
         self._restart_run()
         return rest
 

@@ -94,12 +94,12 @@ class HuggingFaceTokenizer:
         self.most_characters_a_token = max(map(len, self._tokenizer.get_vocab()))
 
     def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
-        """Its token ids, with whatever the tokenizer puts around a prompt."""
+        """The token ids of a text, with what the tokenizer puts around a prompt."""
         # a batch of one: other threads go on meanwhile
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=adds_special)[0].ids
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Its chat template's token ids.
+        """The token ids of a conversation, by the chat template.
 
         Raises:
             ValueError: when the model has no chat template, or it refuses the conversation or loses a part of it.
@@ -208,13 +208,13 @@ def _extra(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _text(token: object) -> str | None:
-    """Of a token, which files describe by its text or by an object."""
+    """The text of a token, which files describe by the text or by an object."""
     token = cast("dict[str, object]", token).get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
 
 
 def _add(tokenizer: "tokenizers.Tokenizer", described: Mapping[str, Any], special: Sequence[str]) -> None:
-    """Add the tokens that the settings describe, and special ones, as far as the tokenizer has not got them."""
+    """Add the tokens that the settings describe, and special ones, if the tokenizer lacks them."""
     import tokenizers
 
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")

@@ -33,7 +33,7 @@ class WorkerContext:
     spec: WorkerSpec
     model: LlamaModel
     layout: KVLayout
-    """Of the blocks of its KVCache."""
+    """The layout of the blocks of its KVCache."""
     identity: Identity
     senders: KVSenders
     channel: TransferEngineChannel | None
@@ -54,13 +54,13 @@ class WorkerContext:
         spec = self.spec
         blocks = max(1, tokens // spec.block_size_tokens)
         max_requests = spec.max_requests or blocks
-        most = max(spec.window if spec.role == "coupled" else spec.chunk_tokens, max_requests)
+        most = max(spec.max_context_tokens if spec.role == "coupled" else spec.chunk_tokens, max_requests)
         return EngineSettings(
             block_size_tokens=spec.block_size_tokens,
             cache_blocks=blocks,
             max_batch_tokens=min(spec.max_batch_tokens, most) if spec.role == "coupled" else most,
             max_requests=max_requests,
-            max_request_tokens=spec.window,
+            max_request_tokens=spec.max_context_tokens,
             prefix_caching=prefix_caching,
             keep_log=False,
         )
@@ -68,11 +68,11 @@ class WorkerContext:
 
 def report_dropped(context: WorkerContext, job: Job) -> None:
     """Report that a request left this worker before its prompt was computed."""
-    dropped = events.PrefillDropped(at_s=time.monotonic(), attempt=job.attempt, worker=context.spec.name)
+    dropped = events.PrefillDropped(at_s=time.monotonic(), attempt=job.attempt, instance=context.spec.name)
     context.report(job, dropped)
 
 
-def hopeless(job: Job, reason: str) -> events.AttemptFailed:
+def not_retriable(job: Job, reason: str) -> events.AttemptFailed:
     """The report that an attempt failed for a reason that another worker would meet too."""
     return events.AttemptFailed(at_s=time.monotonic(), attempt=job.attempt, reason=reason, retriable=False)
 
@@ -80,7 +80,7 @@ def hopeless(job: Job, reason: str) -> events.AttemptFailed:
 def ended(job: Job, output: Output, end_s: float) -> events.RequestDone | events.AttemptFailed:
     """The report that a request has all its tokens, or that the engine refused it."""
     if output.finish_reason == "rejected":
-        return hopeless(job, output.error)
+        return not_retriable(job, output.error)
     return events.RequestDone(at_s=end_s, attempt=job.attempt)
 
 

@@ -4,6 +4,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, final
 
 import msgspec
@@ -12,7 +13,9 @@ from mooncake_lab.batching import BATCHING_POLICIES
 from mooncake_lab.cluster import events
 from mooncake_lab.cluster.iteration import CoupledRequest, iteration_events, preemptions
 from mooncake_lab.engine import DecodeEngine, Engine, GenerationRequest, KVSpan
-from mooncake_lab.engine.roles import Prompt
+from mooncake_lab.engine.kv_layout import bytes_of
+from mooncake_lab.engine.roles import TokenIds
+from mooncake_lab.engine.sequence import RunningRequest
 from mooncake_lab.serving import messages
 from mooncake_lab.serving.kv_transfer.receiver import ReceivedKV
 from mooncake_lab.serving.measuring import measure_decode, measure_prefill
@@ -21,7 +24,7 @@ from mooncake_lab.serving.roles import (
     WorkerContext,
     ended,
     generation_request,
-    hopeless,
+    not_retriable,
     prompt_tokens,
     report_dropped,
     step_done,
@@ -47,6 +50,7 @@ class DecodeRole:
         self._cancelled: OrderedDict[Job, None] = OrderedDict()
         self._running: dict[int, Job] = {}
         self._made: list[tuple[Job, int]] = []
+        self._answers: list[tuple[Job, int, KVSpan, messages.AnswerBlocks]] = []
 
     @property
     def busy(self) -> bool:
@@ -90,6 +94,8 @@ class DecodeRole:
             job = self._running.pop(output.request_id, None)
             if job is not None:  # else it was cancelled
                 self._context.report(job, ended(job, output, end_s))
+        if self._answers:
+            self._send_answers()
 
     def _join(self, job: Job) -> None:
         """Submit a request to the engine once it is expected and its KVCache is here."""
@@ -104,12 +110,41 @@ class DecodeRole:
             return
         try:
             request = generation_request(order, on_token=lambda _, token: self._made.append((job, token)))
-            request_id = self._engine.submit(request, first_token=came.first_token, kv=(came.kv,))
+            request_id = self._engine.submit(
+                request,
+                first_token=came.first_token,
+                kv=(came.kv,),
+                before_release=None if order.keep_at is None else partial(self._export, job, order.keep_at),
+            )
         except ValueError as error:
-            self._context.report(job, hopeless(job, str(error)))
+            self._context.report(job, not_retriable(job, str(error)))
             return
         self._running[request_id] = job
         self._report_joined(job, came)
+
+    def _export(self, job: Job, port: int, done: RunningRequest) -> None:
+        """Copy the whole blocks of a complete answer; the KVCache of its last token was never computed.
+
+        The prefill worker has the whole blocks of the prompt.
+        """
+        size = self._context.spec.block_size_tokens
+        first, blocks = len(done.request.prompt) // size, (done.known - 1) // size
+        if first < blocks:
+            kv = self._engine.engine.runner.export(done, first * size, blocks * size)
+            keys = tuple(self._context.layout.keys(done.tokens[: blocks * size])[first:])
+            answer = messages.AnswerBlocks(self._context.spec.name, first, keys, time.monotonic())
+            self._answers.append((job, port, kv, answer))
+
+    def _send_answers(self) -> None:
+        """Send answers to the prefill workers that keep them; their requests were reported as done before."""
+        answers, self._answers = self._answers, []
+        for job, port, kv, answer in answers:
+            sender = self._context.senders.to(port)
+            sender.send(messages.StartTransfer(job=job, tokens=kv.tokens))
+            for layer, tensor in enumerate(kv.layers):
+                chunk = messages.KVChunk(job=job, layer=layer, start=0, tokens=kv.tokens)
+                sender.send(chunk, [bytes_of(tensor.cpu().contiguous())])
+            sender.send(messages.EndTransfer(job=job, first_token=0, reports=(), answer=answer))
 
     def _report_joined(self, job: Job, came: ReceivedKV) -> None:
         """KVCache arrived, and the token that prefill computed is shown."""
@@ -220,7 +255,7 @@ class CoupledRole:
         engine, context = self._engine, self._context
         known = context.layout, context.spec, context.model.config.vocabulary
 
-        def prefill(prompt: Prompt, _: Sequence[KVSpan]) -> None:
+        def prefill(prompt: TokenIds, _: Sequence[KVSpan]) -> None:
             engine.submit(GenerationRequest(prompt=prompt, max_new_tokens=1, end_tokens=()))
             engine.run()
 
@@ -240,7 +275,7 @@ class CoupledRole:
             request_id = self._engine.submit(request)
         except ValueError as error:
             report_dropped(self._context, order.job)
-            self._context.report(order.job, hopeless(order.job, str(error)))
+            self._context.report(order.job, not_retriable(order.job, str(error)))
             return
         self._served[request_id] = served
 

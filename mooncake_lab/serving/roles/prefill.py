@@ -15,28 +15,35 @@ from typing import Final, final
 import torch
 
 from mooncake_lab.batching import PrefillOnly
-from mooncake_lab.cluster import POOL, events
+from mooncake_lab.cluster import SHARED_STORE, events
 from mooncake_lab.core import blocks_for
 from mooncake_lab.engine import GenerationRequest, KVSpan, PrefillEngine, PrefillResult
 from mooncake_lab.engine.host_copies import HostCopies
 from mooncake_lab.engine.kv_layout import bytes_of
 from mooncake_lab.engine.layerwise.loader import LayerLoader
-from mooncake_lab.engine.roles import Prompt as PromptTokens
+from mooncake_lab.engine.roles import TokenIds
 from mooncake_lab.serving import messages
 from mooncake_lab.serving.kv_transfer import LayerStream
 from mooncake_lab.serving.kv_transfer.fetch import PrefixSource, fetch_layers
+from mooncake_lab.serving.kv_transfer.receiver import ReceivedKV
 from mooncake_lab.serving.kv_transfer.sender import KVSender
 from mooncake_lab.serving.measuring import measure_prefill, measure_transfer
 from mooncake_lab.serving.messages import Job
-from mooncake_lab.serving.prefix_cache import PrefixCache, PrefixPlan, open_pool
-from mooncake_lab.serving.roles import WorkerContext, generation_request, hopeless, prompt_tokens, report_dropped
+from mooncake_lab.serving.prefix_cache import PrefixCache, PrefixPlan, open_shared_store
+from mooncake_lab.serving.roles import (
+    WorkerContext,
+    generation_request,
+    not_retriable,
+    prompt_tokens,
+    report_dropped,
+)
 from mooncake_lab.store.backends import StorageError
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Prompt:
+class PrefillTask:
     """A request at a prefill worker. Mutable: it waits, and then it runs."""
 
     order: messages.PrefillOrder
@@ -56,7 +63,7 @@ class Prompt:
     """Ends its fetch."""
     fetching: Future[None] | None = None
     reused_tokens: int = 0
-    """Of that, as far as it is known when the prompt begins."""
+    """Tokens of the prefix that are reused, as far as known when the prompt begins."""
     reports: list[messages.PromptEvent] = field(default_factory=list[messages.PromptEvent])
     """What was reported of it."""
 
@@ -74,15 +81,15 @@ class PrefillRole:
     """Computes prompts in order of arrival, one or a few at a time. Mutable: it owns an engine and a store.
 
     `PrefillOnly` says which of those that wait begin together, and the next begin when these are done.
-    A prefix is loaded layer by layer while the rest is computed, from the store, another worker or the pool, and
-    every layer is sent as soon as it is loaded or computed (arXiv Fig. 7). A prompt begins when the first layer of
-    what comes from elsewhere is here. Until then, and while its later layers are waited for, it holds up those
-    behind it, for at most `fetch_timeout_s`; the other way is worse in the simulation of chapter 09.
+    A prefix is loaded layer by layer while the rest is computed, from its own tiers, another worker or the shared
+    store. Every layer is sent as soon as it is loaded or computed (arXiv Fig. 7). A prompt begins when the first
+    layer of what comes from elsewhere is here. Until then, and while its later layers are waited for, it holds up
+    those behind it, for at most `fetch_timeout_s`; the other way is worse in the simulation of chapter 09.
     """
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        longest = max(context.spec.window, context.spec.max_batch_tokens)
+        longest = max(context.spec.max_context_tokens, context.spec.pack_tokens)
         tokens = longest + context.spec.block_size_tokens
         self.capacity_tokens = tokens
         self._engine = PrefillEngine(
@@ -91,12 +98,12 @@ class PrefillRole:
             chunk_tokens=context.spec.chunk_tokens,
             clock=time.monotonic,
         )
-        self._policy = PrefillOnly(max_batch_tokens=context.spec.max_batch_tokens)
+        self._policy = PrefillOnly(pack_tokens=context.spec.pack_tokens)
         self._copies = HostCopies()
-        self._waiting: deque[Prompt] = deque()
-        self._running: dict[int, Prompt] = {}
-        self._batch: list[Prompt] = []
-        """Those that began together, the ended ones included."""
+        self._waiting: deque[PrefillTask] = deque()
+        self._running: dict[int, PrefillTask] = {}
+        self._batch: list[PrefillTask] = []
+        """Prompts that began together, the ended ones included."""
         self._fetcher = ThreadPoolExecutor(2, thread_name_prefix="fetch")
         self._fetches_as = replace(context.identity, timeout_s=context.spec.fetch_timeout_s)
         self._layout = context.layout
@@ -116,8 +123,10 @@ class PrefillRole:
                 self._accept(item)
             case Callable():
                 item()
-            case messages.UsePool():
-                self._background.submit(self._use_pool, item.address)
+            case ReceivedKV(answer=messages.AnswerBlocks() as answer):
+                self._keep_answer(item, answer)
+            case messages.UseSharedStore():
+                self._background.submit(self._use_shared_store, item.address)
             case messages.CancelOrder():
                 self._cancel(item.job)
             case messages.ResetPrefixCache():
@@ -174,11 +183,11 @@ class PrefillRole:
     def _accept(self, order: messages.PrefillOrder) -> None:
         tokens = prompt_tokens(order)
         fetch, keys = order.fetch, self._layout.keys(tokens)
-        if fetch is not None and fetch.source == POOL and self._cache.match(keys) >= fetch.blocks:
+        if fetch is not None and fetch.source == SHARED_STORE and self._cache.match(keys) >= fetch.blocks:
             fetch = None  # all of it is here
         assert order.deliver_to is not None  # noqa: S101  # the cluster names a decode worker with each prompt
         sender = self._context.senders.to(order.deliver_to)
-        prompt = Prompt(
+        prompt = PrefillTask(
             order=order,
             sender=sender,
             tokens=len(tokens),
@@ -197,7 +206,7 @@ class PrefillRole:
     def _plan(self, keys: Sequence[bytes]) -> PrefixPlan:
         return PrefixPlan(self._cache, keys if self._context.spec.prefix_caching else ())
 
-    def _fetch(self, prompt: Prompt, plan: PrefixPlan, wanted: messages.Fetch) -> None:
+    def _fetch(self, prompt: PrefillTask, plan: PrefixPlan, wanted: messages.Fetch) -> None:
         """Bring blocks that are not here; they stay, which is how hot blocks spread (FAST'25 §4.2).
 
         They come from the worker that holds them, and what it lacks from the pool. Those that are given up before
@@ -206,13 +215,13 @@ class PrefillRole:
         sources = dict[str, PrefixSource]()
         if wanted.port is not None:
             sources[wanted.source] = self._peer(prompt.order.job, wanted.port)
-        sources[POOL] = self._cache.pooled
+        sources[SHARED_STORE] = self._cache.shared
         try:
             plan.fetch(wanted.blocks, sources, lambda: self._begun(prompt))
         finally:
             self._over(prompt, plan)
 
-    def _begun(self, prompt: Prompt) -> None:
+    def _begun(self, prompt: PrefillTask) -> None:
         """The first layer of a prefix from elsewhere is here."""
 
         def ready() -> None:
@@ -220,12 +229,12 @@ class PrefillRole:
 
         self._context.enqueue(ready)
 
-    def _over(self, prompt: Prompt, plan: PrefixPlan) -> None:
+    def _over(self, prompt: PrefillTask, plan: PrefixPlan) -> None:
         """A fetch is over: what came is in the cache; or its time is over, and nothing came."""
         plan.give_up()  # at once: the engine may wait for it
         self._context.enqueue(partial(self._fetched, prompt))
 
-    def _fetched(self, prompt: Prompt) -> None:
+    def _fetched(self, prompt: PrefillTask) -> None:
         self._end_fetch(prompt)
         self._update(self._cache.news())
 
@@ -234,7 +243,7 @@ class PrefillRole:
         context, layout = self._context, self._layout
         return lambda keys, _: fetch_layers(port, self._fetches_as, layout, job, keys, context.channel)
 
-    def _end_fetch(self, prompt: Prompt) -> None:
+    def _end_fetch(self, prompt: PrefillTask) -> None:
         """The prefix of a prompt is here, or is computed after all; once per prompt."""
         fetch, plan = prompt.order.fetch, prompt.plan
         if fetch is None or not prompt.is_fetching:
@@ -251,28 +260,28 @@ class PrefillRole:
                     at_s=plan.fetch_end_s,
                     attempt=prompt.order.job.attempt,
                     source=source,
-                    worker=self._context.spec.name,
+                    instance=self._context.spec.name,
                     start_s=plan.fetch_start_s,
                     bytes=size,
                 )
                 self._report(prompt, fetched)
 
-    def _use_pool(self, address: str | None) -> None:
-        """Use the pool at an address, or none."""
+    def _use_shared_store(self, address: str | None) -> None:
+        """Use the shared store at an address, or none."""
         context = self._context
         try:
-            pool = None if address is None else open_pool(context.spec, context.layout, address)
-            self._cache.use_pool(pool)
+            store = None if address is None else open_shared_store(context.spec, context.layout, address)
+            self._cache.use_shared_store(store)
         except (OSError, StorageError) as error:
-            _LOG.warning("%s does not use the pool at %s: %s", context.spec.name, address, error)
+            _LOG.warning("%s does not use the shared store at %s: %s", context.spec.name, address, error)
             return
         context.enqueue(lambda: self._update(self._cache.news()))
 
-    def _begin(self, prompt: Prompt, now_s: float) -> None:
+    def _begin(self, prompt: PrefillTask, now_s: float) -> None:
         prompt.start_s = now_s
         context, job = self._context, prompt.order.job
         attempt, name = job.attempt, context.spec.name
-        context.report(job, events.PrefillStarted(at_s=prompt.start_s, attempt=attempt, worker=name))
+        context.report(job, events.PrefillStarted(at_s=prompt.start_s, attempt=attempt, instance=name))
         prompt.sender.send(messages.StartTransfer(job=job, tokens=prompt.tokens))
         stream = partial(self._send_layer, prompt.sender, job)
         loader = LayerLoader(
@@ -290,11 +299,11 @@ class PrefillRole:
             prompt.sender.send(messages.CancelOrder(job))
             self._batch.remove(prompt)
             report_dropped(context, job)
-            context.report(job, hopeless(job, str(error)))
+            context.report(job, not_retriable(job, str(error)))
             return
         self._running[request_id] = prompt
 
-    def _finish(self, prompt: Prompt, result: PrefillResult) -> None:
+    def _finish(self, prompt: PrefillTask, result: PrefillResult) -> None:
         context, job = self._context, prompt.order.job
         self._end_fetch(prompt)
         reused = prompt.reused_tokens = result.reused_tokens
@@ -304,7 +313,7 @@ class PrefillRole:
         prefilled = events.PrefillDone(
             at_s=time.monotonic(),
             attempt=job.attempt,
-            worker=context.spec.name,
+            instance=context.spec.name,
             start_s=prompt.start_s,
             computed_tokens=prompt.tokens - reused,
             reused_tokens=reused,
@@ -322,6 +331,25 @@ class PrefillRole:
             self._cache.keep(prompt.keys, self._copies.of(result.kv))
             self._update(self._cache.news())
 
+    def _keep_answer(self, came: ReceivedKV, answer: messages.AnswerBlocks) -> None:
+        """Keep the whole blocks of an answer that a decode worker sends back."""
+        context, size = self._context, self._layout.block_tokens
+        blocks = [
+            tuple(layer[:, place * size : (place + 1) * size].contiguous() for layer in came.kv.layers)
+            for place in range(len(answer.keys))
+        ]
+        self._cache.adopt(answer.keys, blocks, first=answer.first)
+        kept = events.AnswerKept(
+            at_s=time.monotonic(),
+            attempt=came.job.attempt,
+            instance=context.spec.name,
+            source=answer.source,
+            start_s=answer.start_s,
+            bytes=sum(move.bytes for move in came.moves),
+        )
+        context.report(came.job, kept)
+        self._update(self._cache.news())
+
     def _tier_read(self, plan: PrefixPlan, job: Job) -> events.TierRead | None:
         """Copy what of a prefix came from the SSD to DRAM, in the background; the report of that, if any did."""
         if not plan.ssd_bytes:
@@ -331,13 +359,13 @@ class PrefillRole:
         return events.TierRead(
             at_s=plan.ssd_end_s,
             attempt=job.attempt,
-            worker=self._context.spec.name,
+            instance=self._context.spec.name,
             start_s=plan.ssd_start_s,
             bytes=plan.ssd_bytes,
         )
 
     def _report(
-        self, prompt: Prompt, event: messages.PromptEvent, *, tokens: Sequence[tuple[int, int]] = ()
+        self, prompt: PrefillTask, event: messages.PromptEvent, *, tokens: Sequence[tuple[int, int]] = ()
     ) -> None:
         """Report an event of a prompt; its decode worker will report it too."""
         prompt.reports.append(event)
@@ -371,7 +399,7 @@ class PrefillRole:
         context, numbers = self._context, itertools.count()
         sender = context.senders.to(port)
 
-        def prefill(prompt: PromptTokens, prefix: Sequence[KVSpan]) -> None:
+        def prefill(prompt: TokenIds, prefix: Sequence[KVSpan]) -> None:
             job = Job(-1, next(numbers), 1)  # of no run
             sender.send(messages.StartTransfer(job=job, tokens=len(prompt)))
             stream = partial(self._send_layer, sender, job)
@@ -380,7 +408,7 @@ class PrefillRole:
                     stream(layer, 0, tensor)
             request = GenerationRequest(prompt=prompt, on_kv=stream if context.spec.streams_layers else None)
             self._engine.wait(self._engine.submit(request, prefix=prefix))
-            sender.send(messages.CancelOrder(job))  # nobody decodes it
+            sender.send(messages.CancelOrder(job))  # it is not decoded
 
         rows = measure_prefill(prefill, context.layout, context.spec, context.model.config.vocabulary)
         transfer = measure_transfer(port, context.identity, context.link, context.channel)

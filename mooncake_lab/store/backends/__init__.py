@@ -16,7 +16,7 @@ with naming_extra("stats"):
         SuspectBlockError,
     )
     from mooncake_lab.store.backends.dram import DramBackend
-    from mooncake_lab.store.backends.mooncake import MooncakeClient, MooncakePool
+    from mooncake_lab.store.backends.mooncake import MooncakeClient, MooncakeStore
     from mooncake_lab.store.backends.remote import RemoteBackend
     from mooncake_lab.store.backends.remote_server import BlockServer
     from mooncake_lab.store.backends.ssd import SsdBackend
@@ -30,7 +30,7 @@ __all__ = [
     "DramBackend",
     "FolderInUseError",
     "MooncakeClient",
-    "MooncakePool",
+    "MooncakeStore",
     "RemoteBackend",
     "Reservation",
     "SsdBackend",

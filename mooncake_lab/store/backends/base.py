@@ -1,7 +1,7 @@
 """The contract of storage backends: space is reserved, layers are written, a commit makes the block readable.
 
 A backend only holds bytes, and never returns others than those written. It drops no committed block by itself,
-because a `BlockStore` chooses what to evict; only a pool that several clients share chooses for itself.
+because a `BlockStore` chooses what to evict; only a store that several clients share chooses for itself.
 """
 
 import ctypes

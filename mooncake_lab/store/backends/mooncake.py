@@ -1,4 +1,4 @@
-"""Mooncake Store as a pool: whole blocks that every client finds, each with its checksums behind it."""
+"""Mooncake Store as a shared tier: whole blocks that every client finds, each with its checksums behind it."""
 
 import errno
 import threading
@@ -39,7 +39,7 @@ _EXISTS: Final = -705
 class MooncakeClient:
     """This process in a Mooncake Store: it lends a segment of its memory, and reads and writes all segments.
 
-    A process should have one; several pools may use it. Close it before its master ends. Mutable: a connection.
+    A process should have one; several stores may use it. Close it before its master ends. Mutable: a connection.
 
     Args:
         master: address of the master.
@@ -74,7 +74,7 @@ class MooncakeClient:
 
 
 @final
-class MooncakePool(CopyingBackend):
+class MooncakeStore(CopyingBackend):
     """Blocks of one model and one size in a Mooncake Store that several processes use (FAST'25 §3).
 
     A block is one object: its layers, then the checksum of each, since Mooncake has none. Any client finds it by
@@ -82,7 +82,7 @@ class MooncakePool(CopyingBackend):
     memory of this process until the commit, and a read of some layers reads the whole object. Mutable.
 
     Args:
-        client: this process in the store; it is closed with the pool.
+        client: this process in the store; it is closed with the store.
         capacity_bytes: how much of the store this client may count as in use.
         layer_bytes: of every block.
         fingerprint: names the model; it begins every object's name.

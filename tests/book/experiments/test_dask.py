@@ -31,7 +31,7 @@ if __name__ == "__main__":
         killer.start()
         there = run(points, client.get_executor(), cache=False)
         killer.join()
-        client.wait_for_workers(2, timeout=120)
+        client.wait_for_instances(2, timeout=120)
         assert killed[0] not in client.run(os.getpid).values()
     assert there.equals(run(points, cache=False))
     print("same table")

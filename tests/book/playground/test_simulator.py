@@ -57,21 +57,21 @@ def run(simulator, **settings):
 @pytest.mark.parametrize(
     ("settings", "options"),
     [
-        ({"prefill": 2, "decode": 1}, ["--prefill", "2", "--decode", "1"]),
+        ({"prefill": 2, "decode": 1}, ["--prefill-nodes", "2", "--decode-nodes", "1"]),
         (
             {"prefill": 1, "decode": 2, "placement": "cache_aware", "admission": "early", "speed": 2,
              "ttft_slo_s": 5},
-            ["--prefill", "1", "--decode", "2", "--placement", "cache_aware", "--admission", "early",
+            ["--prefill-nodes", "1", "--decode-nodes", "2", "--placement", "cache_aware", "--admission", "early",
              "--speed", "2", "--ttft-slo", "5"],
         ),
         (
             {"prefill": 1, "decode": 1, "admission": "predictive", "placement": "random", "tbt_slo_s": 0.05},
-            ["--prefill", "1", "--decode", "1", "--admission", "predictive", "--placement", "random", "--tbt-slo",
-             "0.05"],
+            ["--prefill-nodes", "1", "--decode-nodes", "1", "--admission", "predictive", "--placement", "random",
+             "--tbt-slo", "0.05"],
         ),
         (
             {"prefill": 3, "system": "vllm_prefix", "node": "h200-node"},
-            ["--coupled", "3", "--batching", "vllm_prefix", "--node", "h200-node"],
+            ["--coupled-nodes", "3", "--batching", "vllm_prefix", "--node", "h200-node"],
         ),
     ],
 )  # fmt: skip
@@ -161,7 +161,17 @@ def test_a_trace_in_other_blocks(simulator, tmp_path):
     assert simulator.read("b16", str(path), block_size_tokens=16) == 3
     told = json.dumps({"node": "a800-node", "requests": 3})
     found = msgspec.json.decode(simulator.run("b16", told), type=Result).numbers
-    command = ["simulate", str(path), "--block-size", "16", "--prefill", "4", "--decode", "4", "--json"]
+    command = [
+        "simulate",
+        str(path),
+        "--block-size",
+        "16",
+        "--prefill-nodes",
+        "4",
+        "--decode-nodes",
+        "4",
+        "--json",
+    ]
     printed = json.loads(CliRunner().invoke(app, command).stdout)
     assert found == {name: printed[name] for name in found}
     assert found["token_hit_rate"] > 0.6

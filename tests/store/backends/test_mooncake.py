@@ -17,7 +17,7 @@ from mooncake_lab.store.backends import (
     DamagedBlockError,
     DramBackend,
     MooncakeClient,
-    MooncakePool,
+    MooncakeStore,
 )
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
@@ -35,7 +35,7 @@ def client():
 
 
 def pool_of(client, fingerprint=b"model"):
-    return MooncakePool(client, 2**20, LAYERS, fingerprint=fingerprint)
+    return MooncakeStore(client, 2**20, LAYERS, fingerprint=fingerprint)
 
 
 def block_of(seed):
@@ -119,9 +119,9 @@ def test_a_block_that_this_client_stored_does_not_leave_when_it_is_found(client)
 ENDING = """
 import os, signal, subprocess, time
 from mooncake_lab.net.mooncake_wheel import MooncakeMaster
-from mooncake_lab.store.backends import MooncakeClient, MooncakePool
+from mooncake_lab.store.backends import MooncakeClient, MooncakeStore
 master = MooncakeMaster()
-pool = MooncakePool(MooncakeClient(master.address, 16 * 2**20), 2**20, [3], fingerprint=b"m")
+pool = MooncakeStore(MooncakeClient(master.address, 16 * 2**20), 2**20, [3], fingerprint=b"m")
 block = pool.reserve(b"k", [3])
 pool.write(block, [b"abc"])
 pool.commit(block)

@@ -260,7 +260,7 @@ def serve(point: EndToEnd, trace: Trace) -> list[Record]:
             cache_tokens=point.cache_tokens,
             first_shown_by=point.first_shown_by,
             device_tokens=point.device_tokens,
-            max_batch_tokens=point.pack_tokens,
+            pack_tokens=point.pack_tokens,
             block_size_tokens=trace.block_size_tokens,
             overtaking=point.overtaking,
             fetch_timeout_s=point.fetch_timeout_s,

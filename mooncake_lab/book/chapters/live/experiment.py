@@ -15,7 +15,7 @@ from mooncake_lab.core import Record, TracedRequest, check_scale, sum_in_order
 from mooncake_lab.metrics import ttft_s
 from mooncake_lab.perf import LatencyModel
 from mooncake_lab.perf.calibration import LogCalibration, model_from_log
-from mooncake_lab.serving import LiveCluster, LiveOptions, Pacer, WorkerPool
+from mooncake_lab.serving import LiveCluster, LiveOptions, Pacer, WorkerProcesses
 from mooncake_lab.simulation import Cluster
 from mooncake_lab.workload import Trace, load, with_poisson_arrivals
 from mooncake_lab.workload.transforms import scaled_down
@@ -143,7 +143,7 @@ class StudyResult:
     """Rows by run: decisions, and how many of them the Conductor gives again on the recorded view."""
 
 
-def hold_against(plan: Study, pool: WorkerPool, pace: Pacer | None = None) -> StudyResult:
+def hold_against(plan: Study, pool: WorkerProcesses, pace: Pacer | None = None) -> StudyResult:
     """Calibrate on the first slice on 1P+1D, then serve the second slice live and simulated, run by run."""
     calibration, rates = calibrate(plan, pool, pace)
     tables, decided, logs = list[pd.DataFrame](), list[dict[str, Any]](), list[list[Record]]()
@@ -175,22 +175,24 @@ def serve(
     options: LiveOptions,
     model: LatencyModel,
     requests: Sequence[TracedRequest],
-    pool: WorkerPool,
+    pool: WorkerProcesses,
 ) -> tuple[list[Record], dict[str, int]]:
     """The log of a live run; how many decisions it took, and how many the Conductor gives again."""
-    with LiveCluster(spec, options, model=model, pool=pool) as live:
+    with LiveCluster(spec, options, model=model, launcher=pool) as live:
         warm_up(live)
         log = checked(live.run(requests))
         return log, {"decisions": len(live.decisions), "given again": replayed(live)}
 
 
-def calibrate(plan: Study, pool: WorkerPool, pace: Pacer | None = None) -> tuple[LogCalibration, dict[str, float]]:
+def calibrate(
+    plan: Study, pool: WorkerProcesses, pace: Pacer | None = None
+) -> tuple[LogCalibration, dict[str, float]]:
     """A latency model from a run on 1P+1D: half of it light, so that idle workers are met, half of it overloaded.
 
     Returns:
         The calibration, and the requests a second of each load: shares of what one prefill worker computes.
     """
-    with LiveCluster(plan.spec(), plan.options(pacer=pace), pool=pool) as live:
+    with LiveCluster(plan.spec(), plan.options(pacer=pace), launcher=pool) as live:
         warm_up(live)
         rates = _rates(plan, live.model)
         light = plan.slice(0, rates["light"])

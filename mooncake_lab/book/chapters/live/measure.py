@@ -19,13 +19,15 @@ from mooncake_lab.core import DecodeStretch, Moved, Prefilled, Record, TracedReq
 from mooncake_lab.metrics import request_table
 from mooncake_lab.net.mooncake_wheel import MooncakeError, load_wheel
 from mooncake_lab.perf import LatencyModel
-from mooncake_lab.serving import LiveCluster, LiveOptions, Pacer, WorkerPool
+from mooncake_lab.serving import LiveCluster, LiveOptions, Pacer, WorkerProcesses
 
 _ANSWER_TOKENS: Final = 48
 """Answer length where a worker is killed: long enough that some requests are still running then."""
 
 
-def switches(plan: Study, pool: WorkerPool, model: LatencyModel, rates_per_s: dict[str, float]) -> pd.DataFrame:
+def switches(
+    plan: Study, pool: WorkerProcesses, model: LatencyModel, rates_per_s: dict[str, float]
+) -> pd.DataFrame:
     """The same slice with a feature on and off: rows of feature, is_on, what is counted, and latencies.
 
     Whether tokens are the same either way is in the column `same_tokens`. Mooncake's Transfer Engine is among the
@@ -82,13 +84,13 @@ def counted(log: Sequence[Record]) -> dict[str, float]:
     }
 
 
-def kill_one(plan: Study, pool: WorkerPool, model: LatencyModel, requests_per_s: float) -> pd.DataFrame:
+def kill_one(plan: Study, pool: WorkerProcesses, model: LatencyModel, requests_per_s: float) -> pd.DataFrame:
     """One row: the decode worker killed in a run with longer answers, held against an undisturbed run.
 
     Columns are those of `serving.faults.FaultReport`, and `said`: what the cluster logged meanwhile.
     """
     longer = [replace(one, output_tokens=_ANSWER_TOKENS) for one in plan.slice(1, requests_per_s)]
-    with LiveCluster(plan.spec(), plan.options(), model=model, pool=pool) as live, overheard() as said:
+    with LiveCluster(plan.spec(), plan.options(), model=model, launcher=pool) as live, overheard() as said:
         warm_up(live)
         undisturbed = checked(live.run(longer))
         expected = dict(live.outputs)
@@ -120,11 +122,11 @@ def overheard() -> Generator[list[str]]:
 def _served(
     spec: ClusterSpec,
     options: LiveOptions,
-    pool: WorkerPool,
+    pool: WorkerProcesses,
     model: LatencyModel,
     requests: Sequence[TracedRequest],
 ) -> tuple[list[Record], dict[int, tuple[int, ...]]]:
-    with LiveCluster(spec, options, model=model, pool=pool) as live:
+    with LiveCluster(spec, options, model=model, launcher=pool) as live:
         warm_up(live)
         return checked(live.run(requests)), live.outputs
 
@@ -156,7 +158,7 @@ class LiveMeasurement:
 def measure(plan: Study) -> LiveMeasurement:
     """Every run of a study, live and simulated, the switches, and a kill; no process is left afterwards."""
     workers = max(sum(CLUSTERS[cluster]) for cluster, _, _ in plan.runs())
-    with WorkerPool(plan.options()).start(1 + workers) as pool:  # one more, to replace the killed one
+    with WorkerProcesses(plan.options()).start(1 + workers) as pool:  # one more, to replace the killed one
         held = hold_against(plan, pool)
         model, rates = held.calibration.model, dict(held.rates_per_s)
         paced = hold_against(plan, pool, Pacer.of(slowed(model, plan.beat, decode=True)))

@@ -16,7 +16,7 @@ from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import named_admission
 from mooncake_lab.core import SLO, Finished, Record, Rejected, Request, TracedRequest, blocks_for
 from mooncake_lab.metrics import prefill_gpu_s, wasted_prefill_gpu_s
-from mooncake_lab.serving import LiveCluster, LiveOptions, Pacer, WorkerPool
+from mooncake_lab.serving import LiveCluster, LiveOptions, Pacer, WorkerProcesses
 from mooncake_lab.simulation import Cluster
 
 _BLOCK_TOKENS = 16
@@ -47,10 +47,10 @@ class LiveCrowd:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Two rows per policy, live and simulated: requests served, rejections by stage, what became of each."""
         requests, machine = self.arrivals(), str(describe_machine())
-        with WorkerPool(self.options()) as pool:
+        with WorkerProcesses(self.options()) as pool:
             for policy in self.policies:
                 spec = self.spec(policy)
-                with LiveCluster(spec, self.options(), model=self.pace(), pool=pool) as live:
+                with LiveCluster(spec, self.options(), model=self.pace(), launcher=pool) as live:
                     warm_up(live)
                     log = checked(live.run(requests))
                 yield {"policy": policy, "world": "live", **_counted(log), "machine": machine}

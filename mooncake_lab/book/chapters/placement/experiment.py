@@ -276,7 +276,7 @@ def _cluster(replay: PlacementReplay, block_size_tokens: int) -> Cluster:
         cache_tokens=replay.cache_tokens,
         shared_cache=replay.shared_cache,
         first_shown_by=replay.first_shown_by,
-        max_batch_tokens=replay.pack_tokens,
+        pack_tokens=replay.pack_tokens,
         overtaking=replay.overtaking,
         fetch_timeout_s=replay.fetch_timeout_s,
         eviction=replay.eviction,

@@ -4,10 +4,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mooncake_lab.cluster import WorkerTable, events
+from mooncake_lab.cluster import InstanceTable, events
 from mooncake_lab.conductor import History
 from mooncake_lab.core import CacheChanged, Request
-from mooncake_lab.simulation.pool import PrefixPool
+from mooncake_lab.simulation.prefix_caches import PrefixCaches
 
 
 def request(i, family, blocks) -> Request:
@@ -15,8 +15,8 @@ def request(i, family, blocks) -> Request:
     return Request(id=i, arrival_s=0.0, input_tokens=blocks * 512, block_keys=keys)
 
 
-def pool(capacity_blocks=8, *, shared=False, ssd_blocks=0, changed=None) -> PrefixPool:
-    return PrefixPool(
+def pool(capacity_blocks=8, *, shared=False, ssd_blocks=0, changed=None) -> PrefixCaches:
+    return PrefixCaches(
         ["a", "b"],
         capacity_tokens=capacity_blocks * 512,
         bytes_per_token=3,
@@ -37,14 +37,14 @@ def test_what_is_told_is_what_the_stores_hold(steps, shared, ssd_blocks):
 
     A prompt that fits is there when it was kept, nothing leaves while there is room, and there is no more room.
     """
-    table, kept = WorkerTable(view_age_s=0.0), {"a": set(), "b": set()}
+    table, kept = InstanceTable(view_age_s=0.0), {"a": set(), "b": set()}
 
     def changed(cache, change):
         table.cache_changed(CacheChanged(at_s=0.0, instance=cache, **msgspec.structs.asdict(change)))
 
     caches = pool(6, shared=shared, ssd_blocks=ssd_blocks, changed=changed)
     for node in "ab":
-        table.add(events.WorkerUp(at_s=0.0, worker=node, role="prefill", cache=caches.caches[node]))
+        table.add(events.InstanceUp(at_s=0.0, instance=node, role="prefill", cache=caches.caches[node]))
     for i, (node, family, blocks) in enumerate(steps):
         wanted = request(i, family, blocks)
         for seen in table.view(wanted, 0.0, History()).prefill:

@@ -1,11 +1,11 @@
-"""What the cluster believes about the load of one worker: exact sums, and events that change nothing."""
+"""What the cluster believes about the load of one instance: exact sums, and events that change nothing."""
 
 import math
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.cluster import Attempt, DecodeLoad, PrefillLoad, WorkerState, events
+from mooncake_lab.cluster import Attempt, DecodeLoad, InstanceState, PrefillLoad, events
 from mooncake_lab.conductor import PrefillView
 from mooncake_lab.core import Request
 
@@ -47,7 +47,7 @@ def test_prompts_that_start_together_count_together():
     assert backlog_s(load, 14.0) == 4.0
 
 
-def test_transfers_to_a_failed_worker_end_and_others_go_on():
+def test_transfers_to_a_failed_instance_end_and_others_go_on():
     """Of what is read, sent and arriving, only the part for the failed receiver is dropped."""
     load = PrefillLoad("prefill-0")
     for i, receiver in enumerate(("decode-0", "decode-1")):
@@ -64,15 +64,15 @@ def test_transfers_to_a_failed_worker_end_and_others_go_on():
 def test_an_iteration_reports_each_request_once():
     """Events of one moment about different requests are all new; one of an earlier moment is late."""
     loads = PrefillLoad("coupled-0"), DecodeLoad("coupled-0", 100, 0.0)
-    worker = WorkerState("coupled-0", "coupled", "coupled-0", 0.0, *loads)
+    instance = InstanceState("coupled-0", "coupled", "coupled-0", 0.0, *loads)
     now, before = (
         [
-            events.Preempted(at_s=at_s, attempt=Attempt(i, 1), worker="coupled-0", context_tokens=0)
+            events.Preempted(at_s=at_s, attempt=Attempt(i, 1), instance="coupled-0", context_tokens=0)
             for i in range(2)
         ]
         for at_s in (2.0, 1.0)
     )
-    assert [worker.is_news(event) for event in (*now, *now, *before)] == [True, True, False, False, False, False]
+    assert [instance.is_news(event) for event in (*now, *now, *before)] == [True, True, False, False, False, False]
 
 
 def test_a_request_that_is_partly_in_memory_is_released_whole():

@@ -15,7 +15,7 @@ import openai
 import pytest
 from waiting import until
 
-from mooncake_lab.cluster import POOL, events
+from mooncake_lab.cluster import SHARED_STORE, events
 from mooncake_lab.conductor import Placement
 from mooncake_lab.core import Finished, Moved, Prefilled, Request, TracedRequest, blocks_for
 from mooncake_lab.perf import LinkLatency
@@ -56,7 +56,7 @@ def settle(live):
     """Wait until no worker writes to a lower tier any more, and the cluster knows."""
     before = None
     for _ in range(100):
-        workers = live._runtime.coordinator.workers
+        workers = live._runtime.coordinator.instances
         now = {cache: len(workers.cached(cache)) for cache in workers.index.instances}
         if now == before:
             return now
@@ -67,7 +67,7 @@ def settle(live):
 
 def knows(runtime, worker, blocks):
     """Wait until the cluster knows how many blocks a worker holds: it is told after the prompt was answered."""
-    return until(lambda: len(runtime.coordinator.workers.cached(worker)) == blocks)
+    return until(lambda: len(runtime.coordinator.instances.cached(worker)) == blocks)
 
 
 def moved(log, source, destination):
@@ -103,8 +103,8 @@ def test_a_second_turn_has_the_same_tokens_wherever_its_prefix_lies(
         "ssd": {"cache_tokens": 12 * BLOCK, "ssd_dir": str(tmp_path), "ssd_tokens": 4096},
         "slow ssd": {"cache_tokens": 12 * BLOCK, "ssd_dir": str(tmp_path), "ssd_tokens": 4096},
         "worker": {"prefill_nodes": 2, "placement": ByParity()},
-        "pool": {"cache_tokens": 12 * BLOCK, "pool": "remote"},
-        "mooncake": {"cache_tokens": 12 * BLOCK, "pool": "mooncake"},
+        "pool": {"cache_tokens": 12 * BLOCK, "shared_store": "remote"},
+        "mooncake": {"cache_tokens": 12 * BLOCK, "shared_store": "mooncake"},
     }[tier]
     first, second = turn(0, conversation=1), turn(1, conversation=1, tokens=101)
     with open_cluster(model, **changes) as live:
@@ -119,24 +119,24 @@ def test_a_second_turn_has_the_same_tokens_wherever_its_prefix_lies(
     came = {
         "ssd": moved(log, "prefill-0/ssd", "prefill-0/dram"),
         "worker": moved(log, "prefill-0", here),
-        "pool": moved(log, POOL, here),
+        "pool": moved(log, SHARED_STORE, here),
     }
     assert {place: found // size // BLOCK for place, found in came.items()} == {
-        place: 4 * (place == tier.replace("mooncake", POOL)) for place in came
+        place: 4 * (place == tier.replace("mooncake", SHARED_STORE)) for place in came
     }
     assert reused(log) == {1: 0 if tier == "slow ssd" else 4 * BLOCK}
 
 
 def test_what_one_worker_puts_into_the_pool_another_finds(open_cluster, expected):
     """A prefix that its worker evicted is found by the other worker, without the first: that is dead by then."""
-    with open_cluster(prefill_nodes=2, placement=ByParity(), cache_tokens=12 * BLOCK, pool="remote") as live:
+    with open_cluster(prefill_nodes=2, placement=ByParity(), cache_tokens=12 * BLOCK, shared_store="remote") as live:
         live.run([turn(0, conversation=1)])
         evict(live, 0, range(2, 9))
         os.kill(live.pids()["prefill-0"], signal.SIGKILL)
         log = live.run([turn(1, conversation=1)])
         assert live.outputs == expected([turn(1, conversation=1)])
     assert reused(log) == {1: 4 * BLOCK}
-    assert moved(log, POOL, "prefill-1")
+    assert moved(log, SHARED_STORE, "prefill-1")
 
 
 def descendants(pid):
@@ -148,7 +148,7 @@ def descendants(pid):
 def kill(live, victim):
     """Kill -9 of a worker, of the pool, or of the master of a Mooncake Store."""
     if victim == "master":
-        os.kill(descendants(live._runtime.supervisor.pool.pid)[-1], signal.SIGKILL)
+        os.kill(descendants(live._runtime.supervisor.shared_store.pid)[-1], signal.SIGKILL)
     else:
         live.kill(victim)
 
@@ -157,17 +157,17 @@ def kill(live, victim):
     ("kind", "victim"),
     [
         ("remote", "prefill-0"),
-        ("remote", POOL),
-        pytest.param("mooncake", POOL, marks=pytest.mark.wheel),
+        ("remote", SHARED_STORE),
+        pytest.param("mooncake", SHARED_STORE, marks=pytest.mark.wheel),
         pytest.param("mooncake", "master", marks=pytest.mark.wheel),
     ],
 )
 def test_the_death_of_a_worker_or_of_the_pool_costs_no_request(open_cluster, expected, kind, victim):
     """Kill -9 under load: every request ends with its own tokens, and the pool is used again afterwards."""
-    changes = {"prefill_nodes": 2, "cache_tokens": 16 * BLOCK, "pool": kind, "fetch_timeout_s": 1.0}
+    changes = {"prefill_nodes": 2, "cache_tokens": 16 * BLOCK, "shared_store": kind, "fetch_timeout_s": 1.0}
     requests = [turn(i, conversation=i % 8, arrival_s=0.02 * i) for i in range(60)]
     with open_cluster(**changes) as live:
-        before = live._runtime.supervisor.pool.pid
+        before = live._runtime.supervisor.shared_store.pid
         killer = threading.Timer(0.5, kill, [live, victim])
         killer.start()
         log = live.run(requests)
@@ -175,17 +175,17 @@ def test_the_death_of_a_worker_or_of_the_pool_costs_no_request(open_cluster, exp
         assert live.outputs == expected(requests)
         assert sum(isinstance(record, Finished) for record in log) == len(requests)
         deadline_s = time.monotonic() + 60
-        while len(live.pids()) < 3 or live._runtime.supervisor.pool.address is None:
+        while len(live.pids()) < 3 or live._runtime.supervisor.shared_store.address is None:
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
-        assert (live._runtime.supervisor.pool.pid == before) == (victim == "prefill-0")
+        assert (live._runtime.supervisor.shared_store.pid == before) == (victim == "prefill-0")
         for number in range(1000, 20_000, 100):  # until workers have joined the pool again
             first, again = (turn(number + k, conversation=number) for k in range(2))
             live.run([first])
             evict(live, number + 2, range(number + 1, number + 11))
             log = live.run([again])
             assert live.outputs == expected([again])
-            if any(isinstance(record, Moved) and record.source == POOL for record in log):
+            if any(isinstance(record, Moved) and record.source == SHARED_STORE for record in log):
                 break
             assert time.monotonic() < deadline_s
     assert reused(log) == {again.request.id: 4 * BLOCK}
@@ -216,14 +216,14 @@ def test_a_prompt_that_is_cancelled_during_its_fetch_holds_nobody(open_api, refe
 
         assert answer(prompts[0]) == expected[0]
         assert knows(api.runtime, "prefill-0", 70 // BLOCK)
-        holder = api.runtime.supervisor.links["prefill-0"].ready.pid
+        holder = api.runtime.supervisor.connections["prefill-0"].ready.pid
         os.kill(holder, signal.SIGSTOP)
         try:
             with pytest.raises(openai.APITimeoutError):
                 answer(prompts[1], timeout=2.0)
             assert until(lambda: not api.runtime.streams)
             assert answer(prompts[2]) == expected[2]
-            assert not api.runtime.coordinator.workers.by_name[
+            assert not api.runtime.coordinator.instances.by_name[
                 "prefill-0"
             ].prefill.sending  # as far as the cluster knows
         finally:
@@ -249,8 +249,8 @@ def test_a_holder_that_stalls_holds_nobody(open_cluster, expected):
 
 def test_a_cluster_that_ends_takes_its_pool_with_it(open_cluster):
     """The process of the pool is gone when the cluster is closed."""
-    with open_cluster(pool="remote") as live:
-        pid = live._runtime.supervisor.pool.pid
+    with open_cluster(shared_store="remote") as live:
+        pid = live._runtime.supervisor.shared_store.pid
         os.kill(pid, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -259,25 +259,25 @@ def test_a_cluster_that_ends_takes_its_pool_with_it(open_cluster):
 @pytest.mark.wheel
 def test_a_cluster_uses_a_mooncake_store_that_runs_already(open_cluster, expected):
     """Its workers put blocks there and find them again; the store outlives the cluster."""
-    with open_cluster(pool="mooncake") as owner:
-        address = owner._runtime.supervisor.pool.address
-        shared = {"pool": "mooncake", "pool_address": address, "cache_tokens": 12 * BLOCK}
+    with open_cluster(shared_store="mooncake") as owner:
+        address = owner._runtime.supervisor.shared_store.address
+        shared = {"shared_store": "mooncake", "shared_store_address": address, "cache_tokens": 12 * BLOCK}
         with open_cluster(**shared) as live:
-            assert live._runtime.supervisor.pool.pid is None
+            assert live._runtime.supervisor.shared_store.pid is None
             evict(live, 0, range(8))
             log = live.run([turn(50, conversation=0)])
             assert live.outputs == expected([turn(50, conversation=0)])
             assert reused(log) == {50: 2 * BLOCK}
-            assert moved(log, POOL, "prefill-0")
-        assert owner._runtime.supervisor.pool.pid is not None
+            assert moved(log, SHARED_STORE, "prefill-0")
+        assert owner._runtime.supervisor.shared_store.pid is not None
 
 
 def test_a_pool_that_cannot_be_used_is_refused_in_a_sentence():
     """Only a Mooncake Store may run elsewhere, at HOST:PORT."""
     for changes, words in (
-        ({"pool_address": "127.0.0.1:1"}, "only a Mooncake Store has one"),
-        ({"pool": "remote", "pool_address": "127.0.0.1:1"}, "only a Mooncake Store"),
-        ({"pool": "mooncake", "pool_address": "nowhere"}, "HOST:PORT"),
+        ({"shared_store_address": "127.0.0.1:1"}, "only a Mooncake Store has one"),
+        ({"shared_store": "remote", "shared_store_address": "127.0.0.1:1"}, "only a Mooncake Store"),
+        ({"shared_store": "mooncake", "shared_store_address": "nowhere"}, "HOST:PORT"),
     ):
         with pytest.raises(ValueError, match=words):
             LiveOptions(**changes)
@@ -288,17 +288,18 @@ def test_a_pool_that_does_not_answer_is_refused_in_a_sentence(open_cluster):
     """Something has to listen at the address of a Mooncake Store."""
     with (
         pytest.raises(WorkerError, match=r"no pool answers at 127\.0\.0\.1:1"),
-        open_cluster(pool="mooncake", pool_address="127.0.0.1:1"),
+        open_cluster(shared_store="mooncake", shared_store_address="127.0.0.1:1"),
     ):
         pass
 
 
 def test_a_pool_elsewhere_is_as_large_as_it_is():
-    """How much a worker remembers of a Mooncake Store at an address does not depend on `pool_tokens`."""
+    """How much a worker remembers of a Mooncake Store at an address does not depend on `shared_store_tokens`."""
     clusters = [
-        flat.live(pool="mooncake", pool_address="127.0.0.1:1", pool_tokens=tokens) for tokens in (1024, 65_536)
+        flat.live(shared_store="mooncake", shared_store_address="127.0.0.1:1", shared_store_tokens=tokens)
+        for tokens in (1024, 65_536)
     ]
-    told = {worker_spec(*each, "prefill-0", bytes(32)).pool_tokens for each in clusters}
+    told = {worker_spec(*each, "prefill-0", bytes(32)).shared_store_tokens for each in clusters}
     assert len(told) == 1
     assert min(told) > 2**20
 
@@ -306,9 +307,10 @@ def test_a_pool_elsewhere_is_as_large_as_it_is():
 PARENT_OF_A_POOL = """
 import asyncio
 from mooncake_lab.serving import LiveOptions
-from mooncake_lab.serving.launch.pool import PoolServer
+from mooncake_lab.serving.launch.shared_store import SharedStoreServer
 async def main():
-    pool = PoolServer(LiveOptions(pool="remote", pool_tokens=4096), bytes(32), lambda address: None)
+    options = LiveOptions(shared_store="remote", shared_store_tokens=4096)
+    pool = SharedStoreServer(options, bytes(32), lambda address: None)
     await pool.start(64)
     print(pool.pid, flush=True)
     await asyncio.sleep(600)
@@ -341,18 +343,20 @@ def test_a_pool_that_ends_before_the_first_run_is_started_again():
     """During calibration there is no run yet whose coordinator could be told."""
 
     async def run():
-        runtime = ClusterRuntime(*flat.live(pool="remote", pool_tokens=4096, spares=0), write=lambda _: None)
+        runtime = ClusterRuntime(
+            *flat.live(shared_store="remote", shared_store_tokens=4096, spares=0), write=lambda _: None
+        )
         calibrate = runtime.calibrate
 
         async def calibrate_without_pool():
-            first = runtime.supervisor.pool.address
+            first = runtime.supervisor.shared_store.address
             runtime.supervisor.kill("pool")
-            while runtime.supervisor.pool.address in (None, first):  # noqa: ASYNC110  # a process has no event
+            while runtime.supervisor.shared_store.address in (None, first):  # noqa: ASYNC110  # a process has no event
                 await asyncio.sleep(0.05)
             return await calibrate()
 
         runtime.calibrate = calibrate_without_pool
         async with runtime:
-            assert runtime.supervisor.pool.address is not None
+            assert runtime.supervisor.shared_store.address is not None
 
     asyncio.run(asyncio.wait_for(run(), 60))

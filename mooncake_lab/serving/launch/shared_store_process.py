@@ -1,4 +1,4 @@
-"""The program of a pool: lends memory of this machine to other processes until its standard input closes.
+"""The program of a shared store: lends memory of this machine to other processes until its standard input closes.
 
 Arguments: the process id of its parent, with which it ends; `remote` for our block server or `mooncake` for a
 Mooncake Store; and the bytes to lend. The first line of standard input is the secret of the block server in

@@ -1,4 +1,4 @@
-"""The KVCache stores of prefill nodes: DRAM, and an SSD below it; one a node, or one for all of them."""
+"""The KVCache stores of prefill instances: DRAM, and an SSD below it; one per instance, or one for all of them."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ _HELD: Final = Entry[BlockKey](is_ready=True)
 
 
 class CacheChange(msgspec.Struct, frozen=True, gc=False):
-    """What came to a node and what left it then, each once, and what has moved between its tiers."""
+    """What came to an instance and what left it then, each once, and what has moved between its tiers."""
 
     added: tuple[BlockKey, ...] = ()
     removed: tuple[BlockKey, ...] = ()
@@ -32,15 +32,15 @@ _NO_CHANGE: Final = CacheChange()
 
 
 class Reused(msgspec.Struct, frozen=True, gc=False):
-    """The part of a prompt that a node held: its leading blocks, those of them on SSD, and what moved for them."""
+    """The leading blocks of a prompt that an instance held, those of them on SSD, and what moved for them."""
 
     blocks: int
     from_ssd: int = 0
     change: CacheChange = _NO_CHANGE
 
 
-class NodeCache:
-    """The KVCache of a node, in the tiers of the real `TieredStore`. Mutable: the state of a cache.
+class InstanceCache:
+    """The KVCache of an instance, in the tiers of the real `TieredStore`. Mutable: the state of a cache.
 
     The rules are those of `TierStack`: a new block goes into DRAM, what DRAM evicts goes to SSD, and a block read
     from SSD is put into DRAM and stays on SSD as well. Transfers between tiers take no time: demotions are done
@@ -48,7 +48,7 @@ class NodeCache:
 
     Args:
         dram_bytes: capacity of the upper tier.
-        ssd_bytes: that of the lower one; 0 where the node has none.
+        ssd_bytes: that of the lower one; 0 where the instance has none.
         block_bytes: of each block.
         eviction: a name in `EVICTION_POLICIES`.
     """
@@ -78,7 +78,7 @@ class NodeCache:
         return key in self.dram or (self.ssd is not None and key in self.ssd)
 
     def keys(self) -> set[BlockKey]:
-        """Everything the node holds."""
+        """Everything the instance holds."""
         return {*self.dram, *(self.ssd or ())}
 
     def reuse(self, keys: Sequence[BlockKey], blocks: Sequence[HeldBlock]) -> Reused:
@@ -159,25 +159,25 @@ class NodeCache:
         self._stack.check()
 
 
-class PrefixPool:
-    """The KVCache stores of the prefill nodes; it changes as blocks come and go.
+class PrefixCaches:
+    """The KVCache stores of the prefill instances; it changes as blocks come and go.
 
     Args:
-        nodes: their names.
-        capacity_tokens: what each node holds; with `shared`, all of it forms one store that every node reads.
+        instances: their names.
+        capacity_tokens: what each instance holds; with `shared`, all of it forms one store that all read.
         bytes_per_token: KVCache bytes of a token.
         eviction: a name in `EVICTION_POLICIES`.
-        shared: one Mooncake Store instead of a cache a node (FAST'25 §5.3, global cache).
-        ssd_tokens: what each node holds on SSD besides; 0 where it has none.
+        shared: one Mooncake Store instead of a cache per instance (FAST'25 §5.3, global cache).
+        ssd_tokens: what each instance holds on SSD besides; 0 where it has none.
         changed: told of each change of a cache, by its name in `caches`.
 
     Raises:
-        ValueError: when there is no node, the capacity is negative or the policy unknown.
+        ValueError: when there is no instance, the capacity is negative or the policy unknown.
     """
 
     def __init__(
         self,
-        nodes: Sequence[str],
+        instances: Sequence[str],
         *,
         capacity_tokens: int,
         bytes_per_token: int,
@@ -187,88 +187,88 @@ class PrefixPool:
         ssd_tokens: int = 0,
         changed: Callable[[str, CacheChange], None] | None = None,
     ) -> None:
-        if not nodes:
-            raise ValueError("a pool of 0 nodes; at least one is needed")
+        if not instances:
+            raise ValueError("a pool of 0 instances; at least one is needed")
         self._block_bytes = bytes_per_token * block_size_tokens
         self._blocks: list[HeldBlock] = []  # one a position, for every prompt: it carries nothing
-        sharers = len(nodes) if shared else 1
+        sharers = len(instances) if shared else 1
         tokens = capacity_tokens * sharers
-        self.caches = {name: nodes[0] if shared else name for name in nodes}
-        """The name of the cache that each node uses: its own, or with `shared` the first node's."""
+        self.caches = {name: instances[0] if shared else name for name in instances}
+        """The name of the cache that each instance uses: its own, or with `shared` the first instance's."""
         below = ssd_tokens * sharers
 
         stores = {
-            cache: NodeCache(tokens * bytes_per_token, below * bytes_per_token, self._block_bytes, eviction)
+            cache: InstanceCache(tokens * bytes_per_token, below * bytes_per_token, self._block_bytes, eviction)
             for cache in dict.fromkeys(self.caches.values())
         }
         self.stores = {name: stores[cache] for name, cache in self.caches.items()}
-        """What each node reads, by its name."""
+        """What each instance reads, by its name."""
         self.is_shared = shared
-        """Whether all nodes use one store."""
+        """Whether all instances use one store."""
         self.has_ssd = ssd_tokens > 0
-        """Whether nodes have an SSD below their DRAM."""
+        """Whether instances have an SSD below their DRAM."""
         self._changed = changed
         self._share_blocks = (tokens + below) // sharers // block_size_tokens
-        self._owners: dict[BlockKey, str] = {}  # of a shared store: the node that each block lies on
-        self._owned = dict.fromkeys(nodes, 0) if shared else {}  # blocks of each node that is up
+        self._owners: dict[BlockKey, str] = {}  # of a shared store: the instance that each block lies on
+        self._owned = dict.fromkeys(instances, 0) if shared else {}  # blocks of each instance that is up
 
-    def matched(self, node: str, request: Request) -> int:
-        """The number of leading blocks of a prompt that a node holds; changes nothing."""
-        store = self.stores[node]
+    def matched(self, instance: str, request: Request) -> int:
+        """The number of leading blocks of a prompt that an instance holds; changes nothing."""
+        store = self.stores[instance]
         return sum(1 for _ in takewhile(store.__contains__, request.block_keys))
 
-    def on_ssd(self, node: str, keys: Sequence[BlockKey]) -> int:
-        """How many of these blocks, which it holds, the node would read from SSD; changes nothing."""
-        store = self.stores[node]
+    def on_ssd(self, instance: str, keys: Sequence[BlockKey]) -> int:
+        """How many of these blocks, which it holds, the instance would read from SSD; changes nothing."""
+        store = self.stores[instance]
         return 0 if store.ssd is None else sum(key not in store.dram for key in keys)
 
-    def before_ssd(self, node: str, request: Request) -> int | None:
-        """Leading blocks before the first that the node would read from SSD; None where it would read none."""
-        store = self.stores[node]
+    def before_ssd(self, instance: str, request: Request) -> int | None:
+        """Leading blocks before the first that the instance would read from SSD; None where it would read none."""
+        store = self.stores[instance]
         if store.ssd is None:
             return None
         held = store.dram.match_prefix(request.block_keys)
         return held if held < len(request.block_keys) and request.block_keys[held] in store.ssd else None
 
-    def reuse(self, node: str, request: Request, blocks: int | None = None) -> Reused:
-        """The leading blocks that the node holds now, at most so many; each of them counts as used."""
+    def reuse(self, instance: str, request: Request, blocks: int | None = None) -> Reused:
+        """The leading blocks that the instance holds now, at most `blocks`; each of them counts as used."""
         keys = request.block_keys[:blocks]
-        reused = self.stores[node].reuse(keys, self._positions(len(keys)))
-        self._tell(node, reused.change)
+        reused = self.stores[instance].reuse(keys, self._positions(len(keys)))
+        self._tell(instance, reused.change)
         return reused
 
-    def use(self, node: str, request: Request, places: Sequence[int]) -> int:
+    def use(self, instance: str, request: Request, places: Sequence[int]) -> int:
         """The blocks at some places of a prompt are read on their holder, as by `reuse`, to be sent elsewhere.
 
         Returns:
-            How many of them, front to back, the node still holds.
+            How many of them, front to back, the instance still holds.
         """
         positions = self._positions(places[-1] + 1)
         keys = [request.block_keys[place] for place in places]
-        read = self.stores[node].reuse(keys, [positions[place] for place in places])
-        self._tell(node, read.change)
+        read = self.stores[instance].reuse(keys, [positions[place] for place in places])
+        self._tell(instance, read.change)
         return read.blocks
 
-    def keep(self, node: str, request: Request, blocks: int | None = None, *, first: int = 0) -> None:
-        """Store a prompt's blocks on a node, front to back: those from `first` on, up to `blocks`."""
+    def keep(self, instance: str, request: Request, blocks: int | None = None, *, first: int = 0) -> None:
+        """Store a prompt's blocks on an instance, front to back: those from `first` on, up to `blocks`."""
         keys = request.block_keys[first:blocks]
         positions = self._positions(first + len(keys))
-        self._tell(node, self.stores[node].keep(keys, positions[first:] if first else positions))
+        self._tell(instance, self.stores[instance].keep(keys, positions[first:] if first else positions))
 
-    def elsewhere(self, node: str, keys: Sequence[BlockKey]) -> dict[str, list[int]]:
-        """Which of these blocks of a shared store lie on other nodes: their places, by node."""
+    def elsewhere(self, instance: str, keys: Sequence[BlockKey]) -> dict[str, list[int]]:
+        """Which of these blocks of a shared store lie on other instances: their places, by instance."""
         places = defaultdict[str, list[int]](list)
         for place, key in enumerate(keys):
-            if self._owners[key] != node:
+            if self._owners[key] != instance:
                 places[self._owners[key]].append(place)
         return places
 
-    def _own(self, node: str, change: CacheChange) -> None:
-        """New blocks lie on the node that computed them while its share has room, else where most room is."""
+    def _own(self, instance: str, change: CacheChange) -> None:
+        """New blocks lie on the instance that computed them while its share has room, else where most room is."""
         self._disown(key for key in change.removed if key in self._owners)
         for key in change.added:
-            has_room = node in self._owned and self._owned[node] < self._share_blocks
-            owner = node if has_room else min(self._owned, key=self._owned.__getitem__)
+            has_room = instance in self._owned and self._owned[instance] < self._share_blocks
+            owner = instance if has_room else min(self._owned, key=self._owned.__getitem__)
             self._owners[key] = owner
             self._owned[owner] += 1
         self._disown(key for key in change.removed if key in self._owners)  # came and left at once
@@ -277,11 +277,11 @@ class PrefixPool:
         for key in list(keys):
             self._owned[self._owners.pop(key)] -= 1
 
-    def _tell(self, node: str, change: CacheChange) -> None:
+    def _tell(self, instance: str, change: CacheChange) -> None:
         if self._owned:
-            self._own(node, change)
+            self._own(instance, change)
         if self._changed is not None and change != _NO_CHANGE:
-            self._changed(self.caches[node], change)
+            self._changed(self.caches[instance], change)
 
     def _positions(self, count: int) -> list[HeldBlock]:
         """A block for each position of a prompt of at least this length."""
@@ -289,11 +289,11 @@ class PrefixPool:
             self._blocks.append(HeldBlock(_HELD, self._block_bytes, len(self._blocks)))
         return self._blocks
 
-    def drop(self, node: str) -> None:
-        """Forget everything that a node held, because it failed; of a shared store, the blocks that lay on it."""
-        store = self.stores[node]
+    def drop(self, instance: str) -> None:
+        """Forget what an instance held, because it failed; of a shared store, the blocks that lay on it."""
+        store = self.stores[instance]
         held = store.keys()
-        held = tuple(sorted((key for key in held if self._owners.get(key, node) == node), key=str))
+        held = tuple(sorted((key for key in held if self._owners.get(key, instance) == instance), key=str))
         store.remove(held)
-        self._tell(node, CacheChange(removed=held))
-        self._owned.pop(node, None)
+        self._tell(instance, CacheChange(removed=held))
+        self._owned.pop(instance, None)

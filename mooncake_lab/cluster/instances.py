@@ -1,4 +1,4 @@
-"""What the cluster believes about its workers after the last event from each, and the view for the Conductor."""
+"""What the cluster believes about its instances after the last event from each, and the view for the Conductor."""
 
 import math
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from mooncake_lab.store import PrefixIndex
 
 @dataclass(slots=True, eq=False)
 class PrefillLoad:
-    """Prompts that a worker has to compute, and KVCache that it sends. Mutable: events of the worker change it."""
+    """Prompts that an instance has to compute, and KVCache that it sends. Mutable: its events change it."""
 
     name: str
-    """Name of the worker."""
+    """Name of the instance."""
     assigned_requests: int = 0
     """Requests ever sent there to prefill."""
     prompts: dict[Attempt, set[tuple[str, ...]]] = field(default_factory=dict[Attempt, set[tuple[str, ...]]])
     """Prompts that are neither computed nor dropped, with what was reported of each."""
     reading: dict[Attempt, str] = field(default_factory=dict[Attempt, str])
-    """Attempts whose prefix it reads from SSD, to send it to another worker."""
+    """Attempts whose prefix it reads from SSD, to send it to another instance."""
     sending: dict[Attempt, str] = field(default_factory=dict[Attempt, str])
-    """Attempts whose KVCache it sends as fast as the network allows, with the worker that receives it."""
+    """Attempts whose KVCache it sends as fast as the network allows, with the instance that receives it."""
     arriving: dict[Attempt, str] = field(default_factory=dict[Attempt, str])
     """Attempts whose last byte is sent, and has not arrived."""
     _waiting_s: dict[Attempt, float] = field(default_factory=dict[Attempt, float])
@@ -37,10 +37,10 @@ class PrefillLoad:
     _latest_until_s: float = 0.0
     """When it is estimated to end."""
     _plain_view: PrefillView | None = None
-    """Cached view of a worker that computes, sends and matches nothing; None after a change of its queue."""
+    """Cached view of an instance that computes, sends and matches nothing; None after a change of its queue."""
 
     def view(self, matched_blocks: int, now_s: float) -> PrefillView:
-        """The worker as a place to prefill.
+        """The instance as a place to prefill.
 
         The backlog of a pipelined group is counted as if its prompts did not overlap.
         """
@@ -78,7 +78,7 @@ class PrefillLoad:
         return True
 
     def start(self, attempt: Attempt, at_s: float) -> bool:
-        """The worker began to compute a prompt; False if that is no news."""
+        """The instance began to compute a prompt; False if that is no news."""
         estimated_s = self._waiting_s.pop(attempt, None)
         if estimated_s is None:
             return False
@@ -88,7 +88,7 @@ class PrefillLoad:
         return True
 
     def free_slot(self, at_s: float) -> None:
-        """The worker can begin the next prompt."""
+        """The instance can begin the next prompt."""
         self._latest, self._latest_until_s = None, at_s
 
     def remove(self, attempt: Attempt, at_s: float) -> bool:
@@ -103,7 +103,7 @@ class PrefillLoad:
         return True
 
     def read_tier(self, attempt: Attempt) -> bool:
-        """The worker read blocks from its SSD, for its own prompt or to send them; False if that is no news."""
+        """The instance read blocks from its SSD, for its own prompt or to send them; False if that is no news."""
         destination = self.reading.pop(attempt, None)
         if destination is None:
             return self.is_news(attempt, "read")
@@ -123,19 +123,19 @@ class PrefillLoad:
         late = self.arriving or self.reading  # often neither, and every request comes by here
         return bool(late) and (self.arriving.pop(attempt, None) or self.reading.pop(attempt, None)) is not None
 
-    def stop_sending_to(self, worker: str) -> None:
-        """A worker that receives KVCache from this one is down."""
+    def stop_sending_to(self, instance: str) -> None:
+        """An instance that receives KVCache from this one is down."""
         for under_way in (self.reading, self.sending, self.arriving):
-            for attempt in [attempt for attempt, destination in under_way.items() if destination == worker]:
+            for attempt in [attempt for attempt, destination in under_way.items() if destination == instance]:
                 del under_way[attempt]
 
 
 @dataclass(slots=True, eq=False)
 class DecodeLoad:
-    """Requests that decode at a worker, or will. Mutable: events of the worker change it."""
+    """Requests that decode at an instance, or will. Mutable: events of the instance change it."""
 
     name: str
-    """Name of the worker."""
+    """Name of the instance."""
     capacity_tokens: int
     """KVCache that fits into its GPU memory."""
     stepped_until_s: float
@@ -159,7 +159,7 @@ class DecodeLoad:
     """Cached view; None after a change."""
 
     def view(self) -> DecodeView:
-        """The worker as a place to decode."""
+        """The instance as a place to decode."""
         if self.latest_view is None:
             self.latest_view = DecodeView(
                 self.name,
@@ -227,8 +227,8 @@ class DecodeLoad:
 
 
 @dataclass(slots=True, eq=False)
-class WorkerState:
-    """One worker: what it does, its load, and whether it is up. Mutable: events of the worker change it."""
+class InstanceState:
+    """One instance: what it does, its load, and whether it is up. Mutable: events of the instance change it."""
 
     name: str
     role: Role
@@ -237,9 +237,9 @@ class WorkerState:
     up_s: float
     """When it came up."""
     prefill: PrefillLoad
-    """Empty at a worker that only decodes."""
+    """Empty at an instance that only decodes."""
     decode: DecodeLoad
-    """Empty at a worker that only prefills."""
+    """Empty at an instance that only prefills."""
     up: bool = True
     _iteration_s: float = 0.0
     _of_iteration: set[events.ChunkDone | events.Preempted] = field(
@@ -258,8 +258,8 @@ class WorkerState:
 
 
 @final
-class WorkerTable:
-    """The workers by name, and the index of their caches. Mutable: it changes with every event.
+class InstanceTable:
+    """The instances by name, and the index of their caches. Mutable: it changes with every event.
 
     Args:
         view_age_s: how old the loads in a view may be. The first decision after they became too old takes new
@@ -270,14 +270,14 @@ class WorkerTable:
 
     def __init__(self, view_age_s: float) -> None:
         self.index = PrefixIndex()
-        self.by_name: dict[str, WorkerState] = {}
-        """Those that are up, and those that are down and were not replaced."""
+        self.by_name: dict[str, InstanceState] = {}
+        """Instances that are up, and those that are down and were not replaced."""
         self._view_age_s = view_age_s
         self._old_view: ClusterView | None = None
         self._on_ssd: dict[str, set[BlockKey]] = {}  # by cache: blocks that are not in DRAM
-        self._on_gpu: dict[str, int] = {}  # caches in the GPU memory of coupled workers, with their place
+        self._on_gpu: dict[str, int] = {}  # caches in the GPU memory of coupled instances, with their place
         self._has_caches = False
-        self._prefill: list[tuple[WorkerState, int]] = []  # with the place of its cache among matches
+        self._prefill: list[tuple[InstanceState, int]] = []  # with the place of its cache among matches
         self._decode: list[DecodeLoad] = []
 
     def cached(self, cache: str) -> set[BlockKey]:
@@ -285,62 +285,65 @@ class WorkerTable:
         return self.index.held_by(cache) if cache in self.index else set()
 
     def on_ssd(self, cache: str) -> set[BlockKey]:
-        """Those of them that are not in DRAM."""
+        """The blocks in a cache that are not in DRAM."""
         return self._on_ssd.get(cache, set())
 
     @property
-    def up(self) -> list[WorkerState]:
-        """The workers that are up, in the order in which their names first came up."""
-        return [worker for worker in self.by_name.values() if worker.up]
+    def up(self) -> list[InstanceState]:
+        """The instances that are up, in the order in which their names first came up."""
+        return [instance for instance in self.by_name.values() if instance.up]
 
     @property
     def can_serve(self) -> bool:
-        """Whether some worker can prefill and some can decode."""
+        """Whether some instance can prefill and some can decode."""
         return bool(self._prefill and self._decode)
 
-    def add(self, event: events.WorkerUp) -> None:
-        """A worker is up, with nothing to do; under the name of one that is down it replaces that one."""
-        name, same = event.worker, [each.prefill.assigned_requests for each in self.up if each.role == event.role]
+    def add(self, event: events.InstanceUp) -> None:
+        """An instance is up, with nothing to do; under the name of one that is down it replaces that one."""
+        name, same = (
+            event.instance,
+            [each.prefill.assigned_requests for each in self.up if each.role == event.role],
+        )
         prefill = PrefillLoad(name, assigned_requests=min(same, default=0))  # round robin goes on
         decode = DecodeLoad(name, event.capacity_tokens, event.at_s)
-        self.by_name[name] = WorkerState(name, event.role, event.cache, event.at_s, prefill, decode)
+        self.by_name[name] = InstanceState(name, event.role, event.cache, event.at_s, prefill, decode)
         if event.cache is not None and event.cache not in self.index:
             self.index.join(event.cache)
         self._arrange()
 
-    def remove(self, name: str) -> WorkerState | None:
-        """A worker is down; it as it was, or None where that is no news."""
-        worker = self.by_name.get(name)
-        if worker is None or not worker.up:
+    def remove(self, name: str) -> InstanceState | None:
+        """An instance is down; it as it was, or None where that is no news."""
+        instance = self.by_name.get(name)
+        if instance is None or not instance.up:
             return None
-        worker.up = False
-        cache, up = worker.cache, self.up
+        instance.up = False
+        cache, up = instance.cache, self.up
         if cache is not None and all(each.cache != cache for each in up):
             self._on_ssd.pop(cache, None)
             self.index.drop(cache)
         for each in up:
             each.prefill.stop_sending_to(name)
         self._arrange()
-        return worker
+        return instance
 
     def _arrange(self) -> None:
         self._old_view = None
         places = {cache: place for place, cache in enumerate(self.index.instances)}
         self._has_caches = bool(places)
         up = self.up
-        coupled = [worker.cache for worker in up if worker.role == "coupled" and worker.cache is not None]
+        coupled = [instance.cache for instance in up if instance.role == "coupled" and instance.cache is not None]
         self._on_gpu = {cache: places[cache] for cache in coupled}
         self._prefill = [(each, places.get(each.cache or "", -1)) for each in up if each.role != "decode"]
         self._decode = [each.decode for each in up if each.role != "prefill"]
 
     def free_slot(self, event: events.PrefillSlotFree) -> None:
         """A pipelined group can begin the next prompt."""
-        worker = self.by_name.get(event.worker)
-        if worker is not None:
-            worker.prefill.free_slot(event.at_s)
+        instance = self.by_name.get(event.instance)
+        if instance is not None:
+            instance.prefill.free_slot(event.at_s)
 
     def begin_fetch(self, attempt: Attempt, request: Request, placement: Placement) -> None:
-        """A prefill worker fetches a prefix: its holder reads what of it is on SSD, and sends it."""
+        """A prefill instance fetches a prefix: its holder reads what of it is on SSD, and sends it."""
         source, size = self.by_name[str(placement.fetch_from)], request.block_size_tokens
         first = (placement.reused_tokens - placement.fetched_tokens) // size
         keys = request.block_keys[first : -(-placement.reused_tokens // size)]
@@ -350,11 +353,11 @@ class WorkerTable:
     def cache_changed(self, event: CacheChanged) -> bool:
         """Blocks came to a cache, left it, or moved between its tiers; whether that is logged.
 
-        Moves are not, and nothing is where no worker has that cache, or where it is in GPU memory: blocks stay
-        there only while no request needs the room. What the pool holds counts as held by every worker.
+        Moves are not, and nothing is where no instance has that cache, or where it is in GPU memory: blocks stay
+        there only while no request needs the room. What the pool holds counts as held by every instance.
         """
-        if event.instance == events.POOL and events.POOL not in self.index:
-            self.index.join(events.POOL, shared=True)
+        if event.instance == events.SHARED_STORE and events.SHARED_STORE not in self.index:
+            self.index.join(events.SHARED_STORE, shared=True)
             self._arrange()
         if event.instance not in self.index:
             return False
@@ -365,12 +368,12 @@ class WorkerTable:
             on_ssd.update(event.demoted)
         return bool(event.added or event.removed) and event.instance not in self._on_gpu
 
-    def _blocks_on_ssd(self, worker: WorkerState, keys: tuple[BlockKey, ...]) -> int:
-        on_ssd = self._on_ssd.get(worker.cache or "")
+    def _blocks_on_ssd(self, instance: InstanceState, keys: tuple[BlockKey, ...]) -> int:
+        on_ssd = self._on_ssd.get(instance.cache or "")
         return sum(key in on_ssd for key in keys) if on_ssd else 0
 
     def _matches(self, request: Request) -> list[int]:
-        """Leading blocks of a prompt in each cache, and the 0 of workers that have none.
+        """Leading blocks of a prompt in each cache, and the 0 of instances that have none.
 
         A request reuses whole blocks of a cache in GPU memory, and computes at least its last token.
         """
@@ -384,16 +387,16 @@ class WorkerTable:
         return found
 
     def matched_blocks(self, name: str, request: Request) -> int:
-        """Leading blocks of a prompt that a prefill worker, or the pool, holds."""
+        """Leading blocks of a prompt that a prefill instance, or the pool, holds."""
         matches = self._matches(request)
-        return next((matches[place] for worker, place in self._prefill if worker.name == name), 0)
+        return next((matches[place] for instance, place in self._prefill if instance.name == name), 0)
 
     def view(self, request: Request, now_s: float, history: History) -> ClusterView:
-        """What the Conductor may know about a request now; workers are in the order of `up`."""
+        """What the Conductor may know about a request now; instances are in the order of `up`."""
         matches = self._matches(request)
         view = self._old_view
         if view is None or now_s - view.taken_at_s > self._view_age_s:
-            prefill = tuple([worker.prefill.view(matches[place], now_s) for worker, place in self._prefill])
+            prefill = tuple([instance.prefill.view(matches[place], now_s) for instance, place in self._prefill])
             decode = tuple([load.latest_view or load.view() for load in self._decode])
             lengths = history.lengths if history.learns_lengths else None
             view = ClusterView(now_s, prefill, decode, lengths, history.recent(now_s))
@@ -407,10 +410,10 @@ class WorkerTable:
             view = view.replace(prefill=tuple([self._with_tiers(each, at, request) for each, (at, _) in pairs]))
         return view
 
-    def _with_tiers(self, view: PrefillView, worker: WorkerState, request: Request) -> PrefillView:
+    def _with_tiers(self, view: PrefillView, instance: InstanceState, request: Request) -> PrefillView:
         keys = request.block_keys[: view.matched_blocks]
-        if not (below := self._blocks_on_ssd(worker, keys)):
+        if not (below := self._blocks_on_ssd(instance, keys)):
             return view
-        on_ssd = self._on_ssd[str(worker.cache)]
+        on_ssd = self._on_ssd[str(instance.cache)]
         in_dram = next(i for i, key in enumerate(keys) if key in on_ssd)
         return view.replace(matched_on_ssd=below, matched_in_dram=in_dram)
