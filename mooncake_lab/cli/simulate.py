@@ -35,6 +35,7 @@ from mooncake_lab.cli.sessions import (
     AnswerPatience,
     Concurrency,
     FirstTokenPatience,
+    KeepAnswers,
     Retries,
     Sessions,
     numbers_of,
@@ -146,13 +147,7 @@ def simulate(
     retries: Retries = 0,
     first_token_patience: FirstTokenPatience = None,
     answer_patience: AnswerPatience = None,
-    keep_answers: Annotated[
-        bool,
-        typer.Option(
-            "--keep-answers",
-            help="Decode nodes send the KVCache of answers back, so that the next turn does not prefill them.",
-        ),
-    ] = False,
+    keep_answers: KeepAnswers = False,
     failures: Annotated[
         list[Any] | None,
         typer.Option(
