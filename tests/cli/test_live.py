@@ -211,7 +211,7 @@ def test_replay(file, tmp_path):
 
 @pytest.mark.slow
 def test_replay_of_sessions(tmp_path):
-    """With `--sessions`, each turn comes its delay after the answer to the one before, and the result counts them."""
+    """With `--sessions`, each turn comes its delay after the answer to the one before; the result counts them."""
     trace, log = tmp_path / "chats.jsonl", tmp_path / "log.jsonl"
     rows = []
     for turn in range(2):
