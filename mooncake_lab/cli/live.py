@@ -56,6 +56,7 @@ from mooncake_lab.cli.sessions import (
     AnswerPatience,
     Concurrency,
     FirstTokenPatience,
+    KeepAnswers,
     Retries,
     Sessions,
     numbers_of,
@@ -82,6 +83,7 @@ def serve(
     batching: Batching = "sarathi_serve",
     placement: Placement = None,
     admission: Admission = "none",
+    keep_answers: KeepAnswers = False,
     decode_s: DecodeSeconds = None,
     ttft_slo: TTFT = 30.0,
     tbt_slo: TBT = 0.1,
@@ -283,6 +285,7 @@ def _check_roles(context: typer.Context, coupled: int | None, batching: str, pla
         raise typer.BadParameter("coupled workers share no store to fetch from; the nearest policy is cache_aware")
     refuse_typed(context, ["prefill_nodes", "decode_nodes"], "coupled workers do both stages")
     refuse_typed(context, ["transfer"], "coupled workers do not transfer KVCache")
+    refuse_typed(context, ["keep_answers"], "coupled workers keep no answers")
     refuse_typed(context, ["pack_tokens"], "it is for prefill workers; coupled workers pack by --batching")
     store = ["cache_tokens", "ssd_dir", "ssd_tokens", "shared_store"]
     refuse_typed(context, store, "coupled workers have no store; --device-tokens sets the size of their KVCache")
@@ -355,6 +358,7 @@ def replay(
     batching: Batching = "sarathi_serve",
     placement: Placement = None,
     admission: Admission = "none",
+    keep_answers: KeepAnswers = False,
     decode_s: DecodeSeconds = None,
     ttft_slo: TTFT = 30.0,
     tbt_slo: TBT = 0.1,
@@ -429,7 +433,7 @@ def _replayed(
     live: Any,
     slo: SLO,
     log: Path | None,
-    play: Callable[[Any, Trace], list[Record]],
+    play: Callable[[Any, Trace], list[Record]] = _replay,
 ) -> dict[str, Any]:
     """Start a cluster, replay, and close it."""
     from mooncake_lab.metrics import check_log, run_summary

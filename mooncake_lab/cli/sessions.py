@@ -30,6 +30,13 @@ FirstTokenPatience = Annotated[
 AnswerPatience = Annotated[
     float | None, at_least(1e-3, "A client without its whole answer after so long leaves (s).")
 ]
+KeepAnswers = Annotated[
+    bool,
+    typer.Option(
+        "--keep-answers",
+        help="Decode nodes send the KVCache of answers back, so that the next turn does not prefill them.",
+    ),
+]
 
 
 def rules_of(said: dict[str, Any]) -> ClientRules:

@@ -36,6 +36,7 @@ from mooncake_lab.cli.sessions import (
     AnswerPatience,
     Concurrency,
     FirstTokenPatience,
+    KeepAnswers,
     Retries,
     Sessions,
     numbers_of,
@@ -147,13 +148,7 @@ def simulate(
     retries: Retries = 0,
     first_token_patience: FirstTokenPatience = None,
     answer_patience: AnswerPatience = None,
-    keep_answers: Annotated[
-        bool,
-        typer.Option(
-            "--keep-answers",
-            help="Decode nodes send the KVCache of answers back, so that the next turn does not prefill them.",
-        ),
-    ] = False,
+    keep_answers: KeepAnswers = False,
     failures: Annotated[
         list[Any] | None,
         typer.Option(
@@ -192,15 +187,8 @@ def simulate(
     # here and not above: no other command reads what the papers say
     from mooncake_lab.metrics import RunningSummary, write_perfetto
 
-    del (
-        prefill_nodes,
-        decode_nodes,
-        batching,
-        ssd_tokens,
-        placement,
-        admission,
-        keep_answers,
-    )  # read from the context below
+    # read from the context below
+    del prefill_nodes, decode_nodes, batching, ssd_tokens, placement, admission, keep_answers
     del retries, first_token_patience, answer_patience
     rules = _check(context.params)
     started = time.perf_counter(), time.process_time()
@@ -221,13 +209,10 @@ def simulate(
     except ValueError as error:
         raise typer.BadParameter(by_option(str(error), context.params)) from error
     with _writing("--log", log):
-        arriving, clients = _arriving(requests, speed, urgent_share, seed or 0), None
-        if sessions:
-            clients, arriving = (
-                SimulatedClients(cluster, sessions_of(arriving), rules, concurrency=concurrency),
-                (),
-            )
-        _run(cluster, arriving, log, sinks)
+        arriving = _arriving(requests, speed, urgent_share, seed or 0)
+        played = sessions_of(arriving) if sessions else None
+        clients = None if played is None else SimulatedClients(cluster, played, rules, concurrency=concurrency)
+        _run(cluster, () if clients else arriving, log, sinks)
     if perfetto:
         with _writing("--perfetto", perfetto):
             write_perfetto(perfetto, kept)
@@ -262,10 +247,7 @@ def _check(said: dict[str, Any]) -> ClientRules:
     ssd = said["ssd_tokens"] or said["ssd_gb_per_s"]
     bad_usage_if(
         (apart and not both, "give --prefill-nodes and --decode-nodes, or --coupled-nodes"),
-        (
-            not apart and either,
-            "coupled nodes do both stages; leave out --prefill-nodes and --decode-nodes",
-        ),
+        (not apart and either, "coupled nodes do both stages; leave out --prefill-nodes and --decode-nodes"),
         (
             apart and said["batching"] is not None,
             "--batching is for coupled nodes; prefill and decode nodes have their own",

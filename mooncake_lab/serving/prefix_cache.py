@@ -431,7 +431,8 @@ class PrefixCache:
         last, has_shared = media[-1], spec.shared_store is not None
 
         def policy(medium: StorageBackend) -> PolicyFactory:
-            return lambda _: make_policy(spec.eviction, max(1, medium.capacity_bytes // self.layout.block_bytes))
+            blocks = medium.capacity_bytes // sum(self.layout.block_bytes)
+            return lambda _: make_policy(spec.eviction, max(1, blocks))
 
         return TieredStore(
             [

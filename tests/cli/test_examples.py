@@ -28,7 +28,7 @@ CHEAP = ["cache", "generate", "simulate", "trace stats", "trace synth"]
 FETCHED = [f"data/traces/{release.file_name}" for release in RELEASES.values()]
 """What `make traces` makes."""
 OF_THE_READER = [
-    "mine.jsonl", "prompts.json", "handed_in/", "servegen/",
+    "mine.jsonl", "agents.jsonl", "prompts.json", "handed_in/", "servegen/",
     "submissions.zip", "keys.zip", "gradebook.csv", "worksheet.csv", "in/", "build/grades/secret",
 ]  # fmt: skip
 """What pages and examples ask of a reader; all else they speak of they have to make."""

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from mooncake_lab import serving
 from mooncake_lab.cli import app
 from mooncake_lab.cli.live import _FIELDS, _replayed, _RunLog, _warnings, replay, serve
-from mooncake_lab.cluster import ClusterSpec, CoupledPool, PrefillPool
-from mooncake_lab.core import SLO, Arrived, FirstToken, read_log
+from mooncake_lab.cluster import ClusterSpec, CoupledPool, DecodePool, PrefillPool
+from mooncake_lab.core import SLO, Arrived, Finished, FirstToken, read_log
 from mooncake_lab.metrics import check_log, run_summary
 from mooncake_lab.serving import FailedError, LiveOptions
 from mooncake_lab.workload import read_trace
@@ -25,7 +25,7 @@ from mooncake_lab.workload import read_trace
 
 def test_every_option_of_a_cluster_reaches_its_spec():
     """An option of `serve` or `replay` names a field of the spec or of `LiveOptions`, or the command uses it."""
-    kinds = (ClusterSpec, PrefillPool, CoupledPool, LiveOptions)
+    kinds = (ClusterSpec, PrefillPool, DecodePool, CoupledPool, LiveOptions)
     known = {each.name for kind in kinds for each in fields(kind)} | {"prefill_nodes", "decode_nodes"}
     own = {"context", "served_model_name", "ttft_slo", "tbt_slo", "host", "port", "api_key", "no_api_key"}
     own |= {
@@ -40,6 +40,11 @@ def test_every_option_of_a_cluster_reaches_its_spec():
         "divide",
         "lenient",
         "block_size",
+        "sessions",
+        "concurrency",
+        "retries",
+        "first_token_patience",
+        "answer_patience",
     }
     for command in (serve, replay):
         names = {_FIELDS.get(name, name) for name in inspect.signature(command).parameters}
@@ -85,6 +90,7 @@ def words(done):
         (("--shared-store", "mooncake", "--shared-store-address", "here:0"), "with a port from 1 to 65535"),
         (("--served-model-name", ""), "--served-model-name is empty"),
         (("--coupled-nodes", 1, "--batching", "orca", "--chunk-tokens", 64), "orca never cuts a prompt"),
+        (("--coupled-nodes", 1, "--keep-answers"), "coupled workers keep no answers"),
         (("--coupled-nodes", 1, "--admission", "predictive"), "separate prefill and decode pools"),
         (("--admission", "priority"), "live requests have none"),
         (("--admission", "predictive"), "needs --decode-s"),
@@ -171,6 +177,7 @@ def test_replay_refuses(file):
     assert "block size of 512" in words(done)
     assert "leave out --batching" in words(invoke("replay", file, "--batching", "vllm"))
     assert invoke("replay", file, "--max-model-len", 3).exit_code == 2
+    assert "--concurrency is for --sessions" in words(invoke("replay", file, "--concurrency", 3))
 
 
 def test_replay_reads_a_trace_in_other_blocks(tmp_path, monkeypatch):
@@ -200,6 +207,29 @@ def test_replay(file, tmp_path):
     summary = run_summary(records, SLO())
     assert printed["ttft_p50_s"] == summary["ttft_p50_s"]
     assert printed["token_hit_rate"] > 0.2
+
+
+@pytest.mark.slow
+def test_replay_of_sessions(tmp_path):
+    """With `--sessions`, each turn comes its delay after the answer to the one before; the result counts them."""
+    trace, log = tmp_path / "chats.jsonl", tmp_path / "log.jsonl"
+    rows = []
+    for turn in range(2):
+        for chat in range(3):
+            ids = [10 * chat + k for k in range(3 + 2 * turn)]
+            row = {"timestamp": 50 * chat + 100 * turn, "input_length": 512 * len(ids), "output_length": 640}
+            rows.append(row | {"hash_ids": ids, "session_id": str(chat)} | ({"delay": 300} if turn else {}))
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = invoke("replay", trace, "--sessions", "--keep-answers", "--json", "--log", log)
+    assert done.exit_code == 0, done.output
+    printed = json.loads(done.stdout)
+    assert (printed["turns"], printed["turns_answered"], printed["finished"]) == (6, 6, 6)
+    records = list(read_log(log))
+    assert check_log(records) == ()
+    arrived, finished = (
+        {r.request_id: r.at_s for r in records if isinstance(r, kind)} for kind in (Arrived, Finished)
+    )
+    assert all(arrived[i + 3] >= finished[i] + 0.3 for i in range(3))
 
 
 def test_a_log_that_ends_says_so(tmp_path, capsys, monkeypatch):

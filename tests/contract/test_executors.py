@@ -66,9 +66,9 @@ def test_each_runtime_implements_every_command(runtime):
 def test_each_kind_of_cluster_has_its_executor():
     """Caches of prefill instances are those of a disaggregated cluster alone."""
     pools = Cluster(ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=1), paper_node_latency()).executor
-    assert set(pools.pool.caches) == set(pools.prefill) == {"prefill-0", "prefill-1"}
+    assert set(pools.prefix_caches.caches) == set(pools.prefill) == {"prefill-0", "prefill-1"}
     coupled = Cluster(ClusterSpec.coupled(nodes=1, prefix_caching=True), paper_node_latency()).executor
-    assert (set(coupled.instances), hasattr(coupled, "pool")) == ({"coupled-0"}, False)
+    assert (set(coupled.instances), hasattr(coupled, "prefix_caches")) == ({"coupled-0"}, False)
 
 
 @pytest.mark.parametrize("spec", [ClusterSpec.small(), ClusterSpec.small_coupled()])

@@ -79,7 +79,7 @@ def test_counters_say_what_caches_hold():
     cluster = Cluster(spec, model)
     events = [event for event in trace_events(cluster.run(requests)) if event["ph"] == "C"]
     last = {event["name"].split()[-1]: event["args"]["blocks"] for event in events}
-    assert last == {name: len(cluster.executor.pool.stores[name].keys()) for name in last}
+    assert last == {name: len(cluster.executor.prefix_caches.stores[name].keys()) for name in last}
     assert sum(last.values()) > 0
 
 

@@ -65,7 +65,7 @@ def test_no_request_is_lost_and_no_token_shown_twice(rows, deaths, policy, memor
     assert produced == {i: outputs for i, (_, _, outputs, _) in enumerate(rows)}
     assert sorted(r.request_id for r in log if isinstance(r, FirstToken)) == list(range(len(rows)))
     assert sorted(r.request_id for r in log if isinstance(r, Finished)) == list(range(len(rows)))
-    for store in cluster.executor.pool.stores.values():
+    for store in cluster.executor.prefix_caches.stores.values():
         store.check()
 
 
@@ -133,7 +133,7 @@ def test_what_the_dead_send_or_are_sent_is_not_kept(dead):
     died_s = (fetch.start_s + fetch.at_s) / 2
     cluster, log = run(FETCHING, [(dead, died_s)], placement=KVCacheCentric(1.0))
     assert all(dead not in {record.source, record.destination} for record in fetches(log))
-    assert cluster.executor.pool.matched(dead, requests_of(FETCHING)[2].request) == 0
+    assert cluster.executor.prefix_caches.matched(dead, requests_of(FETCHING)[2].request) == 0
 
 
 class OnlyOnce:

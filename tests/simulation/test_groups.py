@@ -39,7 +39,7 @@ def test_a_group_is_one_instance_with_the_memory_of_its_nodes():
     view = cluster.view(alone(512)[0].request)
     assert [p.name for p in view.prefill] == ["prefill-0", "prefill-1"]
     request = alone(38_000)[0].request
-    cluster.executor.pool.keep("prefill-0", request)
+    cluster.executor.prefix_caches.keep("prefill-0", request)
     assert [seen.matched_blocks for seen in cluster.view(request).prefill] == [blocks_for(38_000, 512), 0]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mooncake_lab.batching import VLLM, Orca, Sarathi, SarathiServe, SplitFuse, VLLMChunked
 from mooncake_lab.cluster import ClusterSpec
-from mooncake_lab.core import SLO, DecodeStretch, Request, RunEnded, TracedRequest
+from mooncake_lab.core import SLO, Arrived, DecodeStretch, Request, RunEnded, TracedRequest
 from mooncake_lab.metrics import check_log, run_summary, token_times_s
 from mooncake_lab.simulation import Cluster, Failure, SimulationOptions
 
@@ -98,3 +98,13 @@ def test_a_cut_run_goes_on():
     log = [record for record in cluster.run([]) if not isinstance(record, RunEnded)]
     assert check_log(log) == ()
     assert run_summary(log, SLO())["output_tokens"] == 600
+
+
+def test_what_arrives_after_the_cut_comes_when_the_run_goes_on():
+    """The requests of the first run that were not due yet arrive at their times, between those of the second."""
+    rows = requests_of([(float(i), 1000, 5, i % 2) for i in range(8)])
+    cluster = Cluster(ClusterSpec.disaggregated(prefill_nodes=2, decode_nodes=1), REALISTIC)
+    cluster.run([rows[i] for i in (0, 1, 4, 6)], until_s=2.5)
+    log = cluster.run([rows[i] for i in (3, 5, 7)])
+    arrived = [(record.request_id, record.at_s) for record in log if isinstance(record, Arrived)]
+    assert arrived == [(i, float(i)) for i in (0, 1, 3, 4, 5, 6, 7)]

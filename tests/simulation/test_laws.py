@@ -89,13 +89,13 @@ class TestInvariants:
         cluster = simulated(drawn)
         log = cluster.run(requests_of(rows))
         assert check_log(log) == ()
-        for store in cluster.executor.pool.stores.values():
+        for store in cluster.executor.prefix_caches.stores.values():
             store.check()
         ((_, held),) = replicas_at(log, [math.inf])
         index = cluster.coordinator.instances.index
         assert +held == Counter(key for name in index.instances for key in index.held_by(name))
         for name in index.instances:
-            assert index.held_by(name) == cluster.executor.pool.stores[name].keys()
+            assert index.held_by(name) == cluster.executor.prefix_caches.stores[name].keys()
         table = request_table(log)
         assert set(table["end"]) <= {"finished", "rejected"}
         finished = table[table["end"] == "finished"]

@@ -154,7 +154,7 @@ def test_what_is_on_ssd_is_read_where_that_is_faster(kept, last, tokens_per_s):
     """All that a node holds of a prompt, or only what is before the first block on SSD: whichever ends first."""
     model = replace(MODEL, ssd=LinkLatency(SHAPE.kv_bytes_per_token * tokens_per_s))
     cluster = Cluster(spec(ssd_tokens=8 * 512), model)
-    pool, node = cluster.executor.pool, cluster.executor.prefill["prefill-0"]
+    pool, node = cluster.executor.prefix_caches, cluster.executor.prefill["prefill-0"]
     for i, (number, blocks) in enumerate(kept):
         pool.keep("prefill-0", family(i, 0.0, number, blocks).request)
     request = family(9, 0.0, *last).request
