@@ -2,7 +2,8 @@
 
 `python -m mooncake_lab.book.chapters.sensitivity` runs the experiments that decide the claims once as assumed, and
 once for each alternative of `data/paper/alternatives.csv`. It writes what became of each claim whose figure uses
-the assumption to `data/measured/sensitivity.csv`.
+the assumption to `data/measured/sensitivity.csv`. `09_placement 10_endtoend --assumption B57` computes only the
+alternatives to B57, of claims of these chapters; all other rows of the record stay.
 
 An alternative says in its column `how` what it sets. `EndToEnd.router=random` sets a field of all experiments of
 that class; `EndToEnd[system=vllm].router=random` only of those with that value, and `system!=vllm` of the others;
@@ -11,10 +12,11 @@ assumption are changed. The points of an experiment that an alternative does not
 and so does everything when the command runs again after an interruption.
 """
 
+import argparse
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -405,19 +407,27 @@ def _tell(line: str) -> None:
     sys.stdout.flush()
 
 
-def verdicts_of(chapter: str, told: Callable[[str], object] = _tell) -> Iterator[dict[str, Any]]:
+def verdicts_of(
+    chapter: str, told: Callable[[str], object] = _tell, only: Collection[str] = ()
+) -> Iterator[dict[str, Any]]:
     """The verdicts on a chapter's claims as assumed, and at each alternative of each assumption that they use.
 
     Columns: claim, assumption, alternative, ours, verdict.
+
+    Args:
+        chapter: its stem.
+        told: is given a line for each computation that begins.
+        only: the assumptions whose alternatives are tried, and then no row is as assumed; empty for all.
     """
     make = FIGURES[chapter]
     told(f"{chapter}: {AS_ASSUMED}")
     assumed = _decided(make(Change()))
-    for name, row in assumed.items():
-        yield {"claim": name, "assumption": "", "alternative": AS_ASSUMED, **_outcome(row)}
+    if not only:
+        for name, row in assumed.items():
+            yield {"claim": name, "assumption": "", "alternative": AS_ASSUMED, **_outcome(row)}
     for each in alternatives():
         using = [name for name in assumed if each.assumption in claim(name).grounds.assumptions]
-        if not using or each.alternative == NO_OTHER:
+        if not using or each.alternative == NO_OTHER or (only and each.assumption not in only):
             continue
         change = Change(each.how, frozenset(using))
         if each.how:
@@ -441,25 +451,53 @@ def _outcome(row: Compared) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
     """Write the record, of all chapters or of those named; the rows of others stay."""
-    if unknown := [name for name in arguments if name not in FIGURES]:
-        sys.stderr.write(f"no chapter {unknown[0]!r}; there are {', '.join(FIGURES)}\n")
-        return 2
+    read = argparse.ArgumentParser(prog="python -m mooncake_lab.book.chapters.sensitivity")
+    read.add_argument("chapters", nargs="*", metavar="CHAPTER", help=f"of {', '.join(FIGURES)}; all by default")
+    read.add_argument(
+        "--assumption",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="compute only the alternatives to this assumption, such as B57; may be given several times",
+    )
+    asked = read.parse_args(arguments)
+    changeable = {each.assumption for each in alternatives()}
+    for what, names, known in (("chapter", asked.chapters, FIGURES), ("assumption", asked.assumption, changeable)):
+        if unknown := [name for name in names if name not in known]:
+            sys.stderr.write(f"no {what} {unknown[0]!r}; there are {', '.join(sorted(known))}\n")
+            return 2
     source = commit()  # before anything is written, which would make it another one
-    for chapter in arguments or FIGURES:
-        rows = [row | {"commit": source} for row in verdicts_of(chapter)]
+    for chapter in asked.chapters or FIGURES:
+        rows = [row | {"commit": source} for row in verdicts_of(chapter, only=asked.assumption)]
         missing = sum(row["verdict"] == NOT_TRIED for row in rows)
-        _tell(f"{chapter}: {len(rows)} rows in {_record(rows)}, of which {missing} alternatives were not tried")
+        path = _record(rows, asked.assumption)
+        _tell(f"{chapter}: {len(rows)} rows in {path}, of which {missing} alternatives were not tried")
     return 0
 
 
-def _record(rows: Sequence[dict[str, Any]]) -> Path:
-    """Put rows in place of those about the same claims, in the order of the claims."""
+def _record(rows: Sequence[dict[str, Any]], only: Collection[str] = ()) -> Path:
+    """Put rows in place of those about the same claims, in the order of claims and alternatives.
+
+    Args:
+        rows: what was computed.
+        only: the assumptions whose alternatives were tried; rows about others stay. Empty for all.
+    """
     path = carried_folder("measured") / SENSITIVITY
     kept = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records") if path.is_file() else []
-    order = {each.id: rank for rank, each in enumerate(claims())}
-    others = order.keys() - {row["claim"] for row in rows}
-    table = pd.DataFrame([*(row for row in kept if row["claim"] in others), *rows])
-    table = table.sort_values("claim", key=lambda names: names.map(order), kind="stable")
+    new = {row["claim"] for row in rows}
+    stays = [row for row in kept if row["claim"] not in new or (only and row["assumption"] not in only)]
+    claim_rank = {each.id: rank for rank, each in enumerate(claims())}
+    tried = [("", AS_ASSUMED), *((each.assumption, each.alternative) for each in alternatives())]
+    rank = {each: place for place, each in enumerate(tried)}
+    table = pd.DataFrame(
+        sorted(
+            [*stays, *rows],
+            key=lambda row: (
+                claim_rank[row["claim"]],
+                rank.get((row["assumption"], row["alternative"]), len(rank)),
+            ),
+        )
+    )
     with complete_file(path) as file:
         file.write(table.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode())
     return path

@@ -63,6 +63,8 @@ class Compared:
     """What the paper's other numbers give for the same quantity, where they disagree with this one."""
     bound: Bound = "exact"
     """Whether our number is only a lower bound, because the experiment's grid ended there."""
+    interval: tuple[float, float] | None = None
+    """Its 95 % interval, where several replays give one. An order then has to hold at both ends."""
     too_short: bool = False
     """Whether it comes from a run of fewer requests than the claim needs."""
     on_twin: bool = False
@@ -83,6 +85,8 @@ class Compared:
             return Verdict.TRACE_NOT_HERE
         if self.too_short and self.reach == "here":
             return Verdict.TOO_SHORT
+        if self.interval and self.yardstick.grade == "order" and not self._order_holds_at_both_ends():
+            return Verdict.NOT_REPRODUCED
         return judge(
             self.paper.value,
             self.ours,
@@ -92,6 +96,9 @@ class Compared:
             elsewhere=self.elsewhere,
             bound=self.bound,
         )
+
+    def _order_holds_at_both_ends(self) -> bool:
+        return all(map(self.yardstick.has_direction, self.interval or ()))
 
 
 def compared(

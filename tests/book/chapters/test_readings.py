@@ -8,7 +8,7 @@ import pytest
 
 from mooncake_lab.book.chapters.endtoend.experiment import EndToEnd, coupled_log
 from mooncake_lab.book.chapters.endtoend.rates import AtRate, gap_p90_s, normalised
-from mooncake_lab.book.chapters.overload.claims import MOST, largest_upper_end, ratio_with_interval
+from mooncake_lab.book.chapters.overload.claims import MOST, highest_ratio, ratio_with_interval
 from mooncake_lab.book.chapters.overload.experiment import OfChosenInstance
 from mooncake_lab.book.chapters.piggyback.model import balanced, gain, predictions, ratio_sweep
 from mooncake_lab.book.chapters.pipeline.claims import layouts
@@ -230,4 +230,4 @@ def test_ratios_where_nothing_is_rejected():
         for twin in (0, 1)
         for name in names
     )
-    assert largest_upper_end(table) == MOST  # a verdict needs a finite number
+    assert highest_ratio(table) == (30.0, "early", (MOST,) * 3)  # a verdict needs a finite number
