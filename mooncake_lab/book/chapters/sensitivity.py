@@ -140,28 +140,39 @@ def _value(text: str) -> Any:
 
 def of_traces(change: Change) -> ComparisonTable:
     """Chapter 1."""
-    return traces.beside_papers(
-        change.run(vary(traces.TraceNumbers(), workload=WORKLOADS), "F101-F103 A12 A13 A101 A102")
-    )
+    numbers = change.run(vary(traces.TraceNumbers(), workload=WORKLOADS), "F101-F103 A12 A13 A101 A102")
+    if change.parameter("traces", "share_of_blocks", "F101-F103"):
+        numbers = numbers.assign(ideal_token_hit_rate=numbers["ideal_block_hit_rate"])
+    return traces.beside_papers(numbers)
 
 
-def of_stages(_: Change) -> ComparisonTable:
+def of_stages(change: Change) -> ComparisonTable:
     """Chapter 2."""
-    return stages_model.beside_papers(fit_nodes.calibrate_paper_node())
+    fitted = bool(change.parameter("stages", "fitted_machine", "S07 S08"))
+    return stages_model.beside_papers(fit_nodes.calibrate_paper_node(), fitted_machine=fitted)
 
 
-def of_chunked(_: Change) -> ComparisonTable:
+def of_chunked(change: Change) -> ComparisonTable:
     """Chapter 4."""
-    return chunked.beside_papers(chunked.chunk_overhead(), chunked.saturation((256, 2048), (1, 8)))
+    names = "S10 S11 S41-S43"
+    tiles, rereads = (change.parameter("a6000", name, names, default=True) for name in ("tiles", "rereads"))
+    tokens = change.parameter("chunked", "prompt_tokens", names, 1024)
+    overhead = chunked.chunk_overhead((tokens,), rereads=rereads)
+    speeds = chunked.saturation((256, 2048), (1, 8))
+    return chunked.beside_papers(overhead, speeds, tiles=tiles, prompt_tokens=tokens)
 
 
 def of_piggyback(change: Change) -> ComparisonTable:
     """Chapter 5."""
-    balanced = "S01-S03 S28 S30 S33 S35"
+    balanced, on_a100 = "S01-S03 S28 S30 S33 S35", "S03 S32-S36"
     changed = {name: bool(change.parameter("piggyback", name, balanced)) for name in ("printed_ratio", "filled")}
     grows = change.parameter("piggyback", "filled_at_all_ratios", "S40", default=True)
-    sweep = piggyback_model.ratio_sweep(("1K",), filled=grows)
-    return piggyback.beside_papers(piggyback_model.predictions(**changed), sweep)
+    every = "S01-S06 S12 S28-S36 S40 S44-S46"
+    machine = {name: change.parameter("a6000", name, every, default=True) for name in ("tiles", "rereads")}
+    share = change.parameter("a100", "share", on_a100, 1.0)
+    sweep = piggyback_model.ratio_sweep(("1K",), filled=grows, **machine)
+    cells = piggyback_model.predictions(**changed, **machine, a100_share=share)
+    return piggyback.beside_papers(cells, sweep, **machine)
 
 
 def of_pipeline(change: Change) -> ComparisonTable:

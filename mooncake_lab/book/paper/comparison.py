@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from mooncake_lab.book.paper.claims import (
     BASIS,
+    CONDITIONED,
     Bound,
     Claim,
     Evidence,
@@ -75,8 +76,8 @@ class Compared:
 
     @property
     def condition(self) -> str:
-        """What decides a conditional verdict; empty for others."""
-        return self.grounds.condition if self.grounds and self.verdict is Verdict.CONDITIONAL else ""
+        """What decides a verdict that has a condition; empty for others."""
+        return self.grounds.condition if self.grounds and self.verdict in CONDITIONED else ""
 
     @property
     def verdict(self) -> Verdict:

@@ -105,8 +105,8 @@ class TestBesidePapers:
         rows = replays()
         early = (rows["policy"] == "early") & (rows["ttft_limit_s"] == 30.0)
         shares = rows.loc[(rows["policy"] == "after_prefill") & (rows["ttft_limit_s"] == 30.0), "rejected_share"]
-        for first, verdict in ((0.9, Verdict.CONDITIONAL), (1.1, Verdict.NOT_REPRODUCED)):
-            ratios = np.full(len(shares), 0.9)
+        for first, verdict in ((0.95, Verdict.CONDITIONAL), (1.02, Verdict.NOT_REPRODUCED)):
+            ratios = np.full(len(shares), 0.95)
             ratios[0] = first
             rows.loc[early, "rejected_share"] = shares.to_numpy() * ratios
             limit_s, policy, (ratio, low, high) = beside.highest_ratio(rows)
