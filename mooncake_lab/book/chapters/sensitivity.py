@@ -477,7 +477,7 @@ def main(arguments: Sequence[str]) -> int:
         if unknown := [name for name in names if name not in known]:
             sys.stderr.write(f"no {what} {unknown[0]!r}; there are {', '.join(sorted(known))}\n")
             return 2
-    source = commit()  # before anything is written, which would make it another one
+    source = commit(carried_folder("measured") / SENSITIVITY)
     for chapter in asked.chapters or FIGURES:
         rows = [row | {"commit": source} for row in verdicts_of(chapter, only=asked.assumption)]
         missing = sum(row["verdict"] == NOT_TRIED for row in rows)
@@ -497,18 +497,14 @@ def _record(rows: Sequence[dict[str, Any]], only: Collection[str] = ()) -> Path:
     kept = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records") if path.is_file() else []
     new = {row["claim"] for row in rows}
     stays = [row for row in kept if row["claim"] not in new or (only and row["assumption"] not in only)]
-    claim_rank = {each.id: rank for rank, each in enumerate(claims())}
+    of_claim = {each.id: rank for rank, each in enumerate(claims())}
     tried = [("", AS_ASSUMED), *((each.assumption, each.alternative) for each in alternatives())]
-    rank = {each: place for place, each in enumerate(tried)}
-    table = pd.DataFrame(
-        sorted(
-            [*stays, *rows],
-            key=lambda row: (
-                claim_rank[row["claim"]],
-                rank.get((row["assumption"], row["alternative"]), len(rank)),
-            ),
-        )
-    )
+    of_alternative = {each: rank for rank, each in enumerate(tried)}
+
+    def place(row: dict[str, Any]) -> tuple[int, int]:
+        return of_claim[row["claim"]], of_alternative.get((row["assumption"], row["alternative"]), len(tried))
+
+    table = pd.DataFrame(sorted([*stays, *rows], key=place))
     with complete_file(path) as file:
         file.write(table.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode())
     return path

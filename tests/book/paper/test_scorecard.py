@@ -239,6 +239,8 @@ def test_what_the_reasons_say_is_on_record():
     assert lost("F03", "B39", "random")
     assert lost("F03", "B09", "")
     assert lost("F03", "B37", "")
+    assert lost("F03", "B07", "")
+    assert all(row.verdict == "reproduced" for n in ("F07", "F08", "F09") for row in of(n, "B17", "few gaps"))
     assert all(lost(name, "B08", "1M") for name in ("F17", "F19"))
     assert all(lost(name, "B06", "10 of 16") for name in ("F47", "F48"))
     assert all(row.ours <= 100 for row in (*of("A01", "B37", ""), *of("A01", "B58", "")))

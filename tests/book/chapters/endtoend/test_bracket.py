@@ -104,6 +104,17 @@ def test_the_verdicts_on_gains_are_the_same_with_every_recorded_seed():
             assert len({claimed(name, gain, requests=10**6).verdict for gain in gains}) == 1, name
 
 
+def test_the_verdicts_on_shares_of_vllm_are_the_same_with_every_recorded_seed():
+    """What plain vLLM serves of the conversation trace is judged alike with each seed of the arrivals."""
+    here = bracket.recorded().query(
+        "workload == 'conversation' and system == 'vllm' and host_s > 0 and router == 'fewest_requests'"
+    )
+    for limit, name in zip(LIMITS_MS, ("F204", "F205", "F206"), strict=True):
+        shares = (100 * here[f"capacity_{limit}_ms"]).tolist()
+        assert len(shares) == len(bracket.SEEDS)
+        assert len({claimed(name, share, requests=10**6).verdict for share in shares}) == 1, name
+
+
 def test_held_back_gains_are_compared_with_the_intervals_of_the_record():
     """A gain agrees where it lies in the interval that the record gives for its workload and limit."""
     found = pd.concat(
