@@ -35,7 +35,7 @@ class Verdict(StrEnum):
     NOT_REPRODUCED = "not reproduced"
     CONTRADICTS = "the paper contradicts itself"
     AT_LEAST = "at least"
-    AT_LEAST_IF = "at least, conditional"
+    AT_LEAST_IF = "conditionally at least"
     BY_CONSTRUCTION = "by construction"
     CALIBRATED = "calibrated"
     ARITHMETIC = "arithmetic"

@@ -117,8 +117,6 @@ class EndToEnd:
     """With prefix caching, what hashing a token costs vLLM, each time it does (assumption B38)."""
     router: RouterName = "fewest_requests"
     """What spreads requests over vLLM instances (assumption B39)."""
-    max_requests: int = 256
-    """How many requests a vLLM instance decodes at once: its default of `max_num_seqs` (assumption B68)."""
     cache_tokens: int = 3_000_000
     """KVCache in the DRAM of a prefill node of Mooncake (assumption B08)."""
     first_shown_by: Literal["decode", "prefill"] = "decode"
@@ -279,7 +277,6 @@ def serve(point: EndToEnd, trace: Trace) -> list[Record]:
         batching=batching.get(point.system, VLLM()),
         prefix_caching=point.system in {"vllm_prefix", "vllm_today"},
         device_tokens=point.device_tokens,
-        max_requests=point.max_requests,
         block_size_tokens=trace.block_size_tokens,
         placement=named_placement(point.router, point.seed),
     )
