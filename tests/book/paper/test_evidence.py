@@ -156,6 +156,17 @@ def test_a_flip_is_a_condition_of_other_verdicts_that_stand(monkeypatch, standin
         assert bounded.condition == condition
 
 
+def test_every_verdict_under_a_condition_says_which():
+    """Agreement and a bound show the condition of a claim that has one, and are called so; others do not."""
+    for each in claims():
+        if each.reach != "here":
+            continue
+        row = claimed(each, each.fact.value, requests=10**9)
+        under = row.verdict in {Verdict.CONDITIONAL, Verdict.AT_LEAST_IF}
+        assert under is bool(row.condition), each.id
+        assert under is bool(each.grounds.condition), each.id
+
+
 def test_no_verdict_that_stands_hides_what_overturns_it():
     """Of each claim that agrees or is bounded as assumed, every recorded flip is in the condition."""
     for name, each in sensitivity().items():
