@@ -3,7 +3,8 @@
     python -m mooncake_lab.bench.commits
 
 A record names the commit of the code that made it. Where commits were moved onto others afterwards, the named one
-is not an ancestor of the present one any more, although its changes are part of it.
+is not an ancestor of the present one any more, although its changes are part of it. `moved_commits.csv` lists
+these: the file, the commit that it names, the title of the commit that stands for it, and why.
 """
 
 import csv
@@ -13,15 +14,24 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mooncake_lab.core import carried_folder
 
 
-def commit() -> str | None:
-    """The commit of the source that runs, with a + where files differ from it; None where it cannot be told."""
+def commit(apart_from: Path | None = None) -> str | None:
+    """The commit of the source that runs, with a + where files differ from it; None where it cannot be told.
+
+    Args:
+        apart_from: a file that may differ, such as the record that an earlier run has begun.
+    """
     done = _git("describe", "--always", "--dirty=+", "--exclude=*")
-    return (done and done.stdout.strip()) or None
+    told = (done and done.stdout.strip()) or None
+    if told is None or apart_from is None:
+        return told
+    changed = _git("diff", "HEAD", "--name-only", "--", ":/", f":(exclude){apart_from.resolve()}")
+    is_clean = changed is not None and changed.returncode == 0 and not changed.stdout
+    return told.removesuffix("+") if is_clean else told
 
 
 def named_commits(folder: Path) -> dict[str, tuple[str, ...]]:
@@ -51,6 +61,30 @@ def _values(part: Any) -> Iterator[Any]:
             yield from _values(value)
 
 
+MOVED: Final = "moved_commits.csv"
+
+
+def moved(folder: Path) -> dict[tuple[str, str], str]:
+    """By file and named commit: the title of the commit of the history that stands for one that was moved."""
+    path = folder / MOVED
+    if not path.is_file():
+        return {}
+    with path.open(encoding="utf-8", newline="") as lines:
+        return {(row["file"], row["named"]): row["title"] for row in csv.DictReader(lines)}
+
+
+def titles() -> frozenset[str]:
+    """The first lines of the commits of the history; none without git."""
+    done = _git("log", "--format=%s")
+    return frozenset(done.stdout.splitlines() if done else ())
+
+
+def is_whole() -> bool:
+    """Whether the history is here, and not only its newest commits."""
+    done = _git("rev-parse", "--is-shallow-repository")
+    return done is not None and done.stdout.strip() == "false"
+
+
 def is_ancestor(named: str) -> bool:
     """Whether a commit is part of the history of the present one; without git nothing is."""
     done = _git("merge-base", "--is-ancestor", named, "HEAD")
@@ -68,10 +102,13 @@ def _git(*words: str) -> subprocess.CompletedProcess[str] | None:
 
 def main() -> None:
     """One line a file and commit."""
-    for name, commits in named_commits(carried_folder("measured")).items():
+    folder = carried_folder("measured")
+    stands = moved(folder)
+    for name, commits in named_commits(folder).items():
         for named in commits:
             told = "an ancestor" if is_ancestor(named) else "not an ancestor of the present commit"
-            sys.stdout.write(f"{name}: {named} is {told}\n")
+            for_it = f"; {stands[name, named]!r} stands for it" if (name, named) in stands else ""
+            sys.stdout.write(f"{name}: {named} is {told}{for_it}\n")
 
 
 if __name__ == "__main__":

@@ -234,6 +234,6 @@ def why(row: Scored) -> str:
         Verdict.CONTRADICTS: f"{ours} is outside {band} and agrees with {other}, which its other numbers give.",
         Verdict.AT_LEAST: f"{ours} is a lower bound: the tested settings ended there, below the end of {band}.",
     }
-    if row.condition:
-        return f"{ours} is within {band}; the condition is: {row.condition}."
-    return reasons.get(row.verdict, f"{ours} is within {band}.")
+    reasons[Verdict.AT_LEAST_IF] = reasons[Verdict.AT_LEAST]
+    said = reasons.get(row.verdict, f"{ours} is within {band}.")
+    return f"{said.removesuffix('.')}; the condition is: {row.condition}." if row.condition else said

@@ -332,7 +332,7 @@ def test_no_worker_takes_back_what_another_put_into_the_pool():
         for first in (None, *range(0, 40, 4)):  # what `one` keeps first ends in the pool
             one.keep(keys if first is None else filler[first : first + 4], span_of(4, first or 0))
             one._store.flush()
-        assert set(keys) <= set(one.news().pooled)
+        assert set(keys) <= set(one.news().shared_added)
         layers = list(other.shared(keys[:2], 0))
         other.adopt(keys[:2], list(zip(*layers, strict=True)), first=0)
         assert other.news().shared_removed == ()

@@ -466,7 +466,7 @@ def test_what_a_holder_lacks_comes_from_the_pool(monkeypatch, pooled):
         yield from (layer[2 : 2 + pooled] for layer in kept if pooled)
 
     monkeypatch.setattr(prefill_module, "fetch_layers", lambda *_: (layer[:2] for layer in kept))
-    monkeypatch.setattr(bench.role._cache, "pooled", pool)
+    monkeypatch.setattr(bench.role._cache, "shared", pool)
     order = bench.order(prompt, n=2, fetch=Fetch("prefill-1", 9, 4))
     assert same(bench.serve(order), computed)
     size = BLOCK * bench.layout.bytes_per_token

@@ -2,7 +2,8 @@
 
 `python -m mooncake_lab.book.chapters.sensitivity` runs the experiments that decide the claims once as assumed, and
 once for each alternative of `data/paper/alternatives.csv`. It writes what became of each claim whose figure uses
-the assumption to `data/measured/sensitivity.csv`.
+the assumption to `data/measured/sensitivity.csv`. `09_placement 10_endtoend --assumption B57` computes only the
+alternatives to B57, of claims of these chapters; all other rows of the record stay.
 
 An alternative says in its column `how` what it sets. `EndToEnd.router=random` sets a field of all experiments of
 that class; `EndToEnd[system=vllm].router=random` only of those with that value, and `system!=vllm` of the others;
@@ -11,10 +12,11 @@ assumption are changed. The points of an experiment that an alternative does not
 and so does everything when the command runs again after an interruption.
 """
 
+import argparse
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -138,28 +140,39 @@ def _value(text: str) -> Any:
 
 def of_traces(change: Change) -> ComparisonTable:
     """Chapter 1."""
-    return traces.beside_papers(
-        change.run(vary(traces.TraceNumbers(), workload=WORKLOADS), "F101-F103 A12 A13 A101 A102")
-    )
+    numbers = change.run(vary(traces.TraceNumbers(), workload=WORKLOADS), "F101-F103 A12 A13 A101 A102")
+    if change.parameter("traces", "share_of_blocks", "F101-F103"):
+        numbers = numbers.assign(ideal_token_hit_rate=numbers["ideal_block_hit_rate"])
+    return traces.beside_papers(numbers)
 
 
-def of_stages(_: Change) -> ComparisonTable:
+def of_stages(change: Change) -> ComparisonTable:
     """Chapter 2."""
-    return stages_model.beside_papers(fit_nodes.calibrate_paper_node())
+    fitted = bool(change.parameter("stages", "fitted_machine", "S07 S08"))
+    return stages_model.beside_papers(fit_nodes.calibrate_paper_node(), fitted_machine=fitted)
 
 
-def of_chunked(_: Change) -> ComparisonTable:
+def of_chunked(change: Change) -> ComparisonTable:
     """Chapter 4."""
-    return chunked.beside_papers(chunked.chunk_overhead(), chunked.saturation((256, 2048), (1, 8)))
+    names = "S10 S11 S41-S43"
+    tiles, rereads = (change.parameter("a6000", name, names, default=True) for name in ("tiles", "rereads"))
+    tokens = change.parameter("chunked", "prompt_tokens", names, 1024)
+    overhead = chunked.chunk_overhead((tokens,), rereads=rereads)
+    speeds = chunked.saturation((256, 2048), (1, 8))
+    return chunked.beside_papers(overhead, speeds, tiles=tiles, prompt_tokens=tokens)
 
 
 def of_piggyback(change: Change) -> ComparisonTable:
     """Chapter 5."""
-    balanced = "S01-S03 S28 S30 S33 S35"
+    balanced, on_a100 = "S01-S03 S28 S30 S33 S35", "S03 S32-S36"
     changed = {name: bool(change.parameter("piggyback", name, balanced)) for name in ("printed_ratio", "filled")}
     grows = change.parameter("piggyback", "filled_at_all_ratios", "S40", default=True)
-    sweep = piggyback_model.ratio_sweep(("1K",), filled=grows)
-    return piggyback.beside_papers(piggyback_model.predictions(**changed), sweep)
+    every = "S01-S06 S12 S28-S36 S40 S44-S46"
+    machine = {name: change.parameter("a6000", name, every, default=True) for name in ("tiles", "rereads")}
+    share = change.parameter("a100", "share", on_a100, 1.0)
+    sweep = piggyback_model.ratio_sweep(("1K",), filled=grows, **machine)
+    cells = piggyback_model.predictions(**changed, **machine, a100_share=share)
+    return piggyback.beside_papers(cells, sweep, **machine)
 
 
 def of_pipeline(change: Change) -> ComparisonTable:
@@ -405,19 +418,27 @@ def _tell(line: str) -> None:
     sys.stdout.flush()
 
 
-def verdicts_of(chapter: str, told: Callable[[str], object] = _tell) -> Iterator[dict[str, Any]]:
+def verdicts_of(
+    chapter: str, told: Callable[[str], object] = _tell, only: Collection[str] = ()
+) -> Iterator[dict[str, Any]]:
     """The verdicts on a chapter's claims as assumed, and at each alternative of each assumption that they use.
 
     Columns: claim, assumption, alternative, ours, verdict.
+
+    Args:
+        chapter: its stem.
+        told: is given a line for each computation that begins.
+        only: the assumptions whose alternatives are tried, and then no row is as assumed; empty for all.
     """
     make = FIGURES[chapter]
     told(f"{chapter}: {AS_ASSUMED}")
     assumed = _decided(make(Change()))
-    for name, row in assumed.items():
-        yield {"claim": name, "assumption": "", "alternative": AS_ASSUMED, **_outcome(row)}
+    if not only:
+        for name, row in assumed.items():
+            yield {"claim": name, "assumption": "", "alternative": AS_ASSUMED, **_outcome(row)}
     for each in alternatives():
         using = [name for name in assumed if each.assumption in claim(name).grounds.assumptions]
-        if not using or each.alternative == NO_OTHER:
+        if not using or each.alternative == NO_OTHER or (only and each.assumption not in only):
             continue
         change = Change(each.how, frozenset(using))
         if each.how:
@@ -441,25 +462,49 @@ def _outcome(row: Compared) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
     """Write the record, of all chapters or of those named; the rows of others stay."""
-    if unknown := [name for name in arguments if name not in FIGURES]:
-        sys.stderr.write(f"no chapter {unknown[0]!r}; there are {', '.join(FIGURES)}\n")
-        return 2
-    source = commit()  # before anything is written, which would make it another one
-    for chapter in arguments or FIGURES:
-        rows = [row | {"commit": source} for row in verdicts_of(chapter)]
+    read = argparse.ArgumentParser(prog="python -m mooncake_lab.book.chapters.sensitivity")
+    read.add_argument("chapters", nargs="*", metavar="CHAPTER", help=f"of {', '.join(FIGURES)}; all by default")
+    read.add_argument(
+        "--assumption",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="compute only the alternatives to this assumption, such as B57; may be given several times",
+    )
+    asked = read.parse_args(arguments)
+    changeable = {each.assumption for each in alternatives()}
+    for what, names, known in (("chapter", asked.chapters, FIGURES), ("assumption", asked.assumption, changeable)):
+        if unknown := [name for name in names if name not in known]:
+            sys.stderr.write(f"no {what} {unknown[0]!r}; there are {', '.join(sorted(known))}\n")
+            return 2
+    source = commit(carried_folder("measured") / SENSITIVITY)
+    for chapter in asked.chapters or FIGURES:
+        rows = [row | {"commit": source} for row in verdicts_of(chapter, only=asked.assumption)]
         missing = sum(row["verdict"] == NOT_TRIED for row in rows)
-        _tell(f"{chapter}: {len(rows)} rows in {_record(rows)}, of which {missing} alternatives were not tried")
+        path = _record(rows, asked.assumption)
+        _tell(f"{chapter}: {len(rows)} rows in {path}, of which {missing} alternatives were not tried")
     return 0
 
 
-def _record(rows: Sequence[dict[str, Any]]) -> Path:
-    """Put rows in place of those about the same claims, in the order of the claims."""
+def _record(rows: Sequence[dict[str, Any]], only: Collection[str] = ()) -> Path:
+    """Put rows in place of those about the same claims, in the order of claims and alternatives.
+
+    Args:
+        rows: what was computed.
+        only: the assumptions whose alternatives were tried; rows about others stay. Empty for all.
+    """
     path = carried_folder("measured") / SENSITIVITY
     kept = pd.read_csv(path, dtype=str, keep_default_na=False).to_dict("records") if path.is_file() else []
-    order = {each.id: rank for rank, each in enumerate(claims())}
-    others = order.keys() - {row["claim"] for row in rows}
-    table = pd.DataFrame([*(row for row in kept if row["claim"] in others), *rows])
-    table = table.sort_values("claim", key=lambda names: names.map(order), kind="stable")
+    new = {row["claim"] for row in rows}
+    stays = [row for row in kept if row["claim"] not in new or (only and row["assumption"] not in only)]
+    of_claim = {each.id: rank for rank, each in enumerate(claims())}
+    tried = [("", AS_ASSUMED), *((each.assumption, each.alternative) for each in alternatives())]
+    of_alternative = {each: rank for rank, each in enumerate(tried)}
+
+    def place(row: dict[str, Any]) -> tuple[int, int]:
+        return of_claim[row["claim"]], of_alternative.get((row["assumption"], row["alternative"]), len(tried))
+
+    table = pd.DataFrame(sorted([*stays, *rows], key=place))
     with complete_file(path) as file:
         file.write(table.to_csv(index=False, float_format="%.6g", lineterminator="\n").encode())
     return path

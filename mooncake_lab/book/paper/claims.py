@@ -35,6 +35,7 @@ class Verdict(StrEnum):
     NOT_REPRODUCED = "not reproduced"
     CONTRADICTS = "the paper contradicts itself"
     AT_LEAST = "at least"
+    AT_LEAST_IF = "conditionally at least"
     BY_CONSTRUCTION = "by construction"
     CALIBRATED = "calibrated"
     ARITHMETIC = "arithmetic"
@@ -70,6 +71,9 @@ def agreement(on: Grounds) -> Verdict:
     """What agreement is called: `conditional` where a named condition decides a prediction."""
     return Verdict.CONDITIONAL if on.condition else AGREEMENT[on.basis]
 
+
+CONDITIONED: Final = frozenset({Verdict.CONDITIONAL, Verdict.AT_LEAST_IF, Verdict.CONTRADICTS})
+"""Verdicts that are shown with their condition, where they have one."""
 
 NOT_JUDGED: Final[Mapping[str, Verdict]] = MappingProxyType(
     {"scope": Verdict.OUT_OF_SCOPE, "model": Verdict.NEEDS_MODEL}
@@ -174,6 +178,8 @@ def judge(
 ) -> Verdict:
     """The verdict on our number. The direction is tested first, then the band.
 
+    A lower bound under a condition is called so, as agreement under a condition is.
+
     Args:
         paper: the paper's number.
         ours: our number in the same unit; None where it was not measured.
@@ -198,6 +204,8 @@ def judge(
     if not yardstick.has_direction(ours):
         return Verdict.NOT_REPRODUCED
     size = _size(paper, ours, yardstick, elsewhere=elsewhere, bound=bound)
+    if size is Verdict.AT_LEAST and agrees is Verdict.CONDITIONAL:
+        return Verdict.AT_LEAST_IF
     if size is not None:
         return agrees if size is Verdict.REPRODUCED else size
     return Verdict.NOT_REPRODUCED if yardstick.sense is None else Verdict.DIRECTION_ONLY
@@ -227,6 +235,9 @@ def _agrees(paper: float, ours: float, yardstick: Yardstick) -> bool:
     low, high = yardstick.limits(paper)
     return low <= ours <= high
 
+
+MOONCAKE: Final = frozenset({"FAST'25", "arXiv v3"})
+"""The editions of Mooncake's paper."""
 
 Stated: TypeAlias = Literal["before", "with", "after"]
 """When claim and band entered the repository: before any result of ours, together with its model or with a first
@@ -270,6 +281,11 @@ class Claim:
                 f"the evidence is {self.evidence!r} and the basis {self.grounds.basis.value!r};"
                 " what is fitted or computed from printed numbers predicts nothing"
             )
+
+    @property
+    def is_of_mooncake(self) -> bool:
+        """Whether it is from a paper on Mooncake, and not on one of the systems that it is compared with."""
+        return self.fact.edition in MOONCAKE
 
     @property
     def is_judged(self) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from mooncake_lab.book.paper.claims import (
     BASIS,
+    CONDITIONED,
     Bound,
     Claim,
     Evidence,
@@ -63,6 +64,8 @@ class Compared:
     """What the paper's other numbers give for the same quantity, where they disagree with this one."""
     bound: Bound = "exact"
     """Whether our number is only a lower bound, because the experiment's grid ended there."""
+    interval: tuple[float, float] | None = None
+    """Its 95 % interval, where several replays give one. An order then has to hold at both ends."""
     too_short: bool = False
     """Whether it comes from a run of fewer requests than the claim needs."""
     on_twin: bool = False
@@ -73,8 +76,8 @@ class Compared:
 
     @property
     def condition(self) -> str:
-        """What decides a conditional verdict; empty for others."""
-        return self.grounds.condition if self.grounds and self.verdict is Verdict.CONDITIONAL else ""
+        """What decides a verdict that has a condition; empty for others."""
+        return self.grounds.condition if self.grounds and self.verdict in CONDITIONED else ""
 
     @property
     def verdict(self) -> Verdict:
@@ -83,6 +86,8 @@ class Compared:
             return Verdict.TRACE_NOT_HERE
         if self.too_short and self.reach == "here":
             return Verdict.TOO_SHORT
+        if self.interval and self.yardstick.grade == "order" and not self._order_holds_at_both_ends():
+            return Verdict.NOT_REPRODUCED
         return judge(
             self.paper.value,
             self.ours,
@@ -92,6 +97,9 @@ class Compared:
             elsewhere=self.elsewhere,
             bound=self.bound,
         )
+
+    def _order_holds_at_both_ends(self) -> bool:
+        return all(map(self.yardstick.has_direction, self.interval or ()))
 
 
 def compared(

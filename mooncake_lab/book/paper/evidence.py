@@ -14,6 +14,8 @@ from mooncake_lab.book.paper.facts import read_rows, rows_of, told
 from mooncake_lab.core import carried_folder
 
 REPRODUCED: Final = "reproduced"
+STANDING: Final = (REPRODUCED, "at least", "the paper contradicts itself")
+"""The verdicts that speak for our number as it was computed: what overturns one is a condition of it."""
 
 
 class Basis(StrEnum):
@@ -148,12 +150,15 @@ def named(condition: str) -> frozenset[str]:
 def unshown(condition: str, tried: "Sequence[Tried]") -> tuple[str, ...]:
     """What a condition claims without evidence: assumptions no recorded alternative to which changes the verdict.
 
-    The whole condition where it names none, unless it says that the claim is one-sided. Only of a claim that is
-    reproduced as assumed can alternatives say so; of others, nothing is returned.
+    The whole condition where it names none, unless it says that the claim is one-sided and no alternative changes
+    the verdict. Only of a claim that is reproduced as assumed can alternatives say so; of others, nothing is
+    returned.
     """
-    if not condition or condition in ONE_SIDED or [each.verdict for each in tried[:1]] != [REPRODUCED]:
+    if not condition or [each.verdict for each in tried[:1]] != [REPRODUCED]:
         return ()
     shown = {each.assumption for each in flips(tried)}
+    if condition in ONE_SIDED and not shown:
+        return ()
     return tuple(sorted(named(condition) - shown)) if named(condition) else (condition,)
 
 
@@ -222,8 +227,8 @@ def sensitivity() -> dict[str, tuple[Tried, ...]]:
 
 
 def flips(tried: Sequence[Tried]) -> tuple[Tried, ...]:
-    """The alternatives at which a claim that is reproduced as assumed is not."""
+    """The alternatives at which a claim that agrees as assumed, or is bounded, gets another verdict."""
     assumed = [each.verdict for each in tried if not each.assumption]
-    if assumed != [REPRODUCED]:
+    if len(assumed) != 1 or assumed[0] not in STANDING:
         return ()
-    return tuple(each for each in tried if each.verdict not in {REPRODUCED, NOT_TRIED})
+    return tuple(each for each in tried if each.verdict not in {*assumed, NOT_TRIED})

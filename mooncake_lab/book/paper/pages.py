@@ -135,8 +135,11 @@ def counted(card: Scorecard) -> str:
     groups = [(words, [each.value for each in verdicts]) for words, verdicts in _GROUPS]
     decided = {name for _, names in groups for name in names}
     groups.append(("Not decided", [name for name in counts if name not in decided]))
+    ours = sum(row.verdict == Verdict.REPRODUCED.value and row.claim.is_of_mooncake for row in card.rows)
+    texts = {name: str(count) for name, count in counts.items()}
+    texts[Verdict.REPRODUCED.value] = f"{counts.get(Verdict.REPRODUCED.value, 0)}, of which {ours} about Mooncake"
     said = [
-        f"{words}: {', '.join(f'*{name}* ({counts[name]})' for name in names if name in counts)}."
+        f"{words}: {', '.join(f'*{name}* ({texts[name]})' for name in names if name in counts)}."
         for words, names in groups
         if any(name in counts for name in names)
     ]

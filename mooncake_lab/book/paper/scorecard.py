@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from mooncake_lab.book.paper.claims import Bound, Claim, Verdict, claim, claims
+from mooncake_lab.book.paper.claims import CONDITIONED, Bound, Claim, Verdict, claim, claims
 from mooncake_lab.book.paper.comparison import (
     VERDICT_CLASSES,
     TableCell,
@@ -109,8 +109,9 @@ class Scored:
 
     @property
     def condition(self) -> str:
-        """What decides a conditional verdict; empty for others."""
-        return self.claim.grounds.condition if self.verdict == Verdict.CONDITIONAL.value else ""
+        """What decides a verdict that has a condition; empty for others."""
+        shown = {each.value for each in CONDITIONED}
+        return self.claim.grounds.condition if self.verdict in shown else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,8 +333,14 @@ def _headline(row: dict[str, str], found: dict[str, Scored]) -> Headline:
     title, names = row["headline"], tuple(row["claims"].split(";"))
     if unknown := [name for name in names if name not in found]:
         raise ValueError(f"headline {title!r} of headlines.csv rests on {unknown[0]!r}, which is no claim")
-    if row["when"] and row["when"] not in {verdict.value for verdict in Verdict}:
-        raise ValueError(f"headline {title!r} of headlines.csv explains {row['when']!r}, which is no verdict")
+    explained, reasons = (tuple(filter(None, row[name].split(";"))) for name in ("when", "why"))
+    if unknown := set(explained) - {verdict.value for verdict in Verdict}:
+        raise ValueError(f"headline {title!r} of headlines.csv explains {min(unknown)!r}, which is no verdict")
+    if len(explained) != len(reasons):
+        raise ValueError(
+            f"headline {title!r} of headlines.csv has {len(reasons)} reasons for {len(explained)} verdicts;"
+            " each verdict under 'when' has one under 'why', separated by semicolons"
+        )
     scored = [found[name] for name in names]
     units = {each.claim.fact.unit for each in scored}
     if len(units) != 1 or not units <= _SYMBOLS.keys():
@@ -352,7 +359,7 @@ def _headline(row: dict[str, str], found: dict[str, Scored]) -> Headline:
         ours=_joined(ours, unit, signed=signed),
         verdicts=tuple(verdicts.items()),
         evidence=tuple(dict.fromkeys(each.claim.evidence for each in scored if each.ours is not None)),
-        why=row["why"] if row["when"] in verdicts else "",
+        why="; ".join(reason for verdict, reason in zip(explained, reasons, strict=True) if verdict in verdicts),
     )
 
 

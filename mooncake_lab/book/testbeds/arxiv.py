@@ -80,12 +80,21 @@ def arxiv_testbed_latency() -> perf.LatencyModel:
     return arxiv_testbed(found.prefill, found.decode, found.constant_s)
 
 
-TestbedName = Literal["fast", "arxiv", "arxiv_point_a"]
-"""The nodes of FAST'25; those of the arXiv edition as they were fitted; or as a point that meets its Table 3."""
+TestbedName = Literal["fast", "arxiv", "arxiv_point_a", "arxiv_steepest"]
+"""The nodes of FAST'25; those of the arXiv edition as they were fitted; as a point that meets its Table 3; or with
+the steepest decode slope in the region of the fit."""
+
+
+def steepest() -> Slower:
+    """Of the settings in the region of the fit, the one with the steepest decode slope."""
+    return max(arxiv_fit().region, key=lambda each: (each.decode, -each.constant_s))
 
 
 def latency_of(testbed: TestbedName) -> perf.LatencyModel:
     """The latency model of the nodes of a name."""
     if testbed == "fast":
         return paper_node_latency()
+    if testbed == "arxiv_steepest":
+        end = steepest()
+        return arxiv_testbed(end.prefill, end.decode, end.constant_s)
     return arxiv_testbed_latency() if testbed == "arxiv" else arxiv_testbed(1.7, 6.5)

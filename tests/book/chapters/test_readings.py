@@ -6,15 +6,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from mooncake_lab.book.chapters.chunked import experiment as chunked
 from mooncake_lab.book.chapters.endtoend.experiment import EndToEnd, coupled_log
 from mooncake_lab.book.chapters.endtoend.rates import AtRate, gap_p90_s, normalised
-from mooncake_lab.book.chapters.overload.claims import MOST, largest_upper_end, ratio_with_interval
+from mooncake_lab.book.chapters.overload.claims import MOST, highest_ratio, ratio_with_interval
 from mooncake_lab.book.chapters.overload.experiment import OfChosenInstance
 from mooncake_lab.book.chapters.piggyback.model import balanced, gain, predictions, ratio_sweep
 from mooncake_lab.book.chapters.pipeline.claims import layouts
 from mooncake_lab.book.chapters.pipeline.experiment import Gpt3
 from mooncake_lab.book.chapters.placement.experiment import PlacementReplay, Replicas
 from mooncake_lab.book.chapters.placement.readings import AloneEstimator, FewestDecodes
+from mooncake_lab.book.chapters.stages.model import decode_over_prefill
 from mooncake_lab.book.chapters.store.experiment import CountsOfAllTime, KeepsLate
 from mooncake_lab.book.experiments import run
 from mooncake_lab.book.testbeds import arxiv_testbed, paper_node_latency
@@ -230,4 +232,20 @@ def test_ratios_where_nothing_is_rejected():
         for twin in (0, 1)
         for name in names
     )
-    assert largest_upper_end(table) == MOST  # a verdict needs a finite number
+    assert highest_ratio(table) == (30.0, "early", (MOST,) * 3)  # a verdict needs a finite number
+
+
+def test_readings_of_sarathi_reach_its_models():
+    """Chunks that do not reread cost no more attention, and another A100 changes the numbers on it alone."""
+    reread, once = (
+        chunked.chunk_overhead((1024,), (64,), rereads=rereads)["attention"].to_numpy()
+        for rereads in (True, False)
+    )
+    assert (reread > 2).all()
+    assert once == pytest.approx(1.0)
+    usual, other = (predictions(a100_share=share) for share in (1.0, 0.8))
+    moved = usual.loc[usual["model"] != other["model"], "cell"]
+    assert len(moved) > 0
+    assert moved.str.startswith("LLaMA-33B").all()
+    assert decode_over_prefill(1, fitted=True) != decode_over_prefill(1)
+    assert decode_over_prefill(1, fitted=True) == pytest.approx(decode_over_prefill(1), rel=0.1)

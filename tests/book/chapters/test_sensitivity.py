@@ -141,13 +141,13 @@ def test_where_nothing_else_is_reasonable_nothing_is_missing(monkeypatch):
 
 
 def test_the_commit_is_that_of_the_start(monkeypatch, tmp_path):
-    """Git is asked before the file is written: afterwards the same code would be called another commit."""
-    asked = iter(["abc", "abc+"])
+    """Git is asked once, and a record that an earlier run has begun does not make the code another commit."""
+    asked = iter(["abc"])
     outcome = {"assumption": "", "alternative": AS_ASSUMED, "verdict": "reproduced", "ours": 1.0}
-    monkeypatch.setattr(made, "commit", lambda: next(asked))
+    monkeypatch.setattr(made, "commit", lambda apart_from: next(asked) if apart_from.parent == tmp_path else None)
     monkeypatch.setattr(made, "carried_folder", lambda _: tmp_path)
     monkeypatch.setattr(made, "FIGURES", {"S24": None, "F23": None})
-    monkeypatch.setattr(made, "verdicts_of", lambda name: [{"claim": name, **outcome}])
+    monkeypatch.setattr(made, "verdicts_of", lambda name, **_: [{"claim": name, **outcome}])
     assert made.main([]) == 0
     assert pd.read_csv(tmp_path / "sensitivity.csv")["commit"].tolist() == ["abc", "abc"]
 
@@ -190,12 +190,52 @@ def test_a_chapter_that_runs_again_replaces_its_own_rows(monkeypatch, tmp_path, 
     monkeypatch.setattr(made, "carried_folder", lambda _: tmp_path)
     for chapter, name, ours in (("06", "S24", 2.0), ("07", "F23", 47.0), ("06", "S24", 1.5)):
         monkeypatch.setattr(made, "FIGURES", {chapter: None})
-        monkeypatch.setattr(made, "verdicts_of", lambda _, n=name, o=ours: [{"claim": n, "ours": o, **outcome}])
+        monkeypatch.setattr(
+            made, "verdicts_of", lambda _, n=name, o=ours, **_only: [{"claim": n, "ours": o, **outcome}]
+        )
         assert made.main([]) == 0
     table = pd.read_csv(tmp_path / "sensitivity.csv", dtype={"commit": str})
     assert table[["claim", "ours"]].to_numpy().tolist() == [["F23", 47.0], ["S24", 1.5]]
     assert made.main(["99"]) == 2
     assert "no chapter '99'" in capsys.readouterr().err
+
+
+def test_one_assumption_is_computed_alone(monkeypatch, tmp_path, capsys):
+    """Only its alternatives are tried, its old rows go, all others stay, in the order of the alternatives."""
+    monkeypatch.setattr(made, "carried_folder", lambda _: tmp_path)
+    monkeypatch.setattr(made, "alternatives", lambda: ALTERNATIVES)
+    monkeypatch.setattr(made, "commit", lambda _: "new")
+    ran = []
+
+    def chapter(change):
+        ran.append(change.how)
+        change.run((Doubled(),), "S24")
+        return comparison_table([claimed("S24", 1.5)])
+
+    monkeypatch.setattr(made, "FIGURES", {"06_pipeline": chapter})
+    old = [
+        ("F23", "B11", "whole blocks only"),
+        ("S24", "", AS_ASSUMED),
+        ("S24", "B48", "words only"),
+        ("S24", "B50", "an alternative of before"),
+    ]
+    rows = [
+        {"claim": c, "assumption": b, "alternative": a, "ours": 2.0, "verdict": "reproduced", "commit": "old"}
+        for c, b, a in old
+    ]
+    pd.DataFrame(rows).to_csv(tmp_path / "sensitivity.csv", index=False)
+    assert made.main(["06_pipeline", "--assumption", "B50"]) == 0
+    table = pd.read_csv(tmp_path / "sensitivity.csv", keep_default_na=False)
+    assert table[["claim", "assumption", "alternative", "commit"]].to_numpy().tolist() == [
+        [*old[0], "old"],
+        [*old[1], "old"],
+        ["S24", "B50", "half", "new"],
+        ["S24", "B50", "another class", "new"],
+        [*old[2], "old"],
+    ]
+    assert ran == ["", "Doubled.by=1", "Other.by=1"]
+    assert made.main(["--assumption", "B99"]) == 2
+    assert "no assumption 'B99'" in capsys.readouterr().err
 
 
 ALTERNATIVES = [

@@ -6,7 +6,7 @@ import pytest
 
 from mooncake_lab.book.paper import RULES, Basis, Grounds, Verdict, assumptions, claim, claimed, claims, grounds
 from mooncake_lab.book.paper.claims import agreement
-from mooncake_lab.book.paper.evidence import Tried, alternatives, sensitivity, unshown
+from mooncake_lab.book.paper.evidence import Tried, alternatives, flips, sensitivity, unshown
 from mooncake_lab.book.paper.facts import read_rows
 
 
@@ -107,8 +107,15 @@ def test_a_condition_that_nothing_shows_is_found():
     assert unshown("prompts are not packed (B56)", rows) == ()
     assert unshown("not packed (B56), small caches (B08)", rows) == ("B08",)
     assert unshown("good luck", rows) == ("good luck",)
-    assert unshown("any lightly loaded cluster satisfies it", rows) == ()
     assert unshown("good luck", (tried("direction only"),)) == ()
+
+
+def test_a_one_sided_claim_that_an_alternative_overturns_is_found():
+    """What nearly any system satisfies is satisfied at every recorded alternative."""
+    one_sided = "any lightly loaded cluster satisfies it"
+    kept = (tried("reproduced"), tried("reproduced", "B39", "in turns"), tried("not tried", "B33", "inlined"))
+    assert unshown(one_sided, kept) == ()
+    assert unshown(one_sided, (*kept, tried("not reproduced", "B15", "less memory"))) == (one_sided,)
 
 
 def tried(verdict, assumption="", alternative="as assumed"):
@@ -130,3 +137,53 @@ def test_a_recorded_flip_is_a_condition(monkeypatch):
         assert claim("F78").grounds.condition == condition
         agrees = claimed("F78", claim("F78").fact.value, requests=10**6).verdict
         assert agrees is (Verdict.CONDITIONAL if condition else Verdict.REPRODUCED)
+
+
+@pytest.mark.parametrize("standing", ["at least", "the paper contradicts itself"])
+def test_a_flip_is_a_condition_of_other_verdicts_that_stand(monkeypatch, standing):
+    """A lower bound that an alternative lowers has a condition, as agreement has; others have none."""
+    module = importlib.import_module("mooncake_lab.book.paper.evidence")
+    base, same = tried(standing), tried(standing, "B02", "another form")
+    other = tried("not reproduced", "B37", "a slower host")
+    for found, condition in (
+        ((base, same), ""),
+        ((base, same, other), "as assumed, and not with a slower host (B37)"),
+    ):
+        monkeypatch.setattr(module, "sensitivity", lambda found=found: {"A01": found})
+        assert claim("A01").grounds.condition == condition
+        bounded = claimed("A01", 650.0, requests=10**6, bound="at least")
+        assert bounded.verdict is (Verdict.AT_LEAST_IF if condition else Verdict.AT_LEAST)
+        assert bounded.condition == condition
+
+
+def test_every_verdict_under_a_condition_says_which():
+    """Agreement and a bound show the condition of a claim that has one, and are called so; others do not."""
+    for each in claims():
+        if each.reach != "here":
+            continue
+        row = claimed(each, each.fact.value, requests=10**9)
+        under = row.verdict in {Verdict.CONDITIONAL, Verdict.AT_LEAST_IF}
+        assert under is bool(row.condition), each.id
+        assert under is bool(each.grounds.condition), each.id
+
+
+def test_no_verdict_that_stands_hides_what_overturns_it():
+    """Of each claim that agrees or is bounded as assumed, every recorded flip is in the condition."""
+    for name, each in sensitivity().items():
+        if claim(name).grounds.basis is Basis.PREDICTED:
+            condition = claim(name).grounds.condition
+            for lost in flips(each):
+                assert lost.assumption in condition, name
+
+
+def test_only_counts_of_a_trace_and_of_one_cache_rest_on_no_assumption():
+    """A prediction that can be judged here names what the paper leaves open, unless the printed setting is whole.
+
+    That is so where blocks of a trace are counted, or hits of one cache under LRU.
+    """
+    free = {
+        each.id
+        for each in claims()
+        if each.reach == "here" and each.grounds.basis is Basis.PREDICTED and not each.grounds.assumptions
+    }
+    assert free == {"A09", "A10", "A12", "A13", "A101", "A102", "A103", "A104", "A105", "A106"}

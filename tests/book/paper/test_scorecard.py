@@ -19,6 +19,7 @@ from mooncake_lab.book.paper import (
     scorecard,
     unless_twin,
 )
+from mooncake_lab.book.paper.evidence import sensitivity
 from mooncake_lab.book.paper.facts import read_rows
 from mooncake_lab.book.paper.scorecard import NOT_EXECUTED, Headlines
 
@@ -196,6 +197,56 @@ def test_a_bound_is_marked(tmp_path):
     """A grid that ended early gives at least so much."""
     row = row_of(headlines(card(tmp_path, A01=(650.0, "at least"))), "A01")
     assert row.ours == "≥ 650 %"
+    assert row.results == ("conditionally at least",)
+
+
+def test_every_result_under_a_condition_has_its_reason(tmp_path):
+    """A headline that agrees, or is bounded, under a condition says under which."""
+    under = {"conditional", "conditionally at least"}
+    for row in read_rows("headlines.csv"):
+        rests = [claim(name) for name in row["claims"].split(";")]
+        if any(each.grounds.condition for each in rests):
+            assert under & set(row["when"].split(";")) or row["when"] == "direction only", row["headline"]
+    made = headlines(card(tmp_path, F17=36.0, F18=53.0, F19=64.0, F47=1.7, F48=6.4, A32=-14.0, F15=2.3))
+    for name in ("F17", "F47", "A32", "F15"):
+        assert row_of(made, name).why != "", name
+
+
+def test_reasons_belong_to_verdicts(tmp_path):
+    """Only the reasons of verdicts that occur are said, joined where two occur."""
+    kept, missed = read_rows("headlines.csv")[0]["why"].split(";")
+    for ours, said in (((498.0, 157.0, 59.0), kept), ((305.0, 157.0, 59.0), f"{kept}; {missed}")):
+        made = headlines(card(tmp_path, **dict(zip(("F01", "F02", "F03"), ours, strict=True))))
+        assert row_of(made, "F01").why == said
+
+
+def test_what_the_reasons_say_is_on_record():
+    """Each alternative that a reason names gives the verdict and number that it says."""
+    recorded = {
+        (name, each.assumption, each.alternative): each for name, tried in sensitivity().items() for each in tried
+    }
+
+    def of(name, assumption, words):
+        found = [row for (n, b, a), row in recorded.items() if (n, b) == (name, assumption) and words in a]
+        assert found, (name, assumption, words)
+        return found
+
+    def lost(name, assumption, words):
+        return all(row.verdict != "reproduced" for row in of(name, assumption, words))
+
+    assert all(row.verdict == "reproduced" for n in ("F01", "F02", "F03") for row in of(n, "B39", "fewest tokens"))
+    assert {row.verdict for n in ("F07", "F08", "F09") for row in of(n, "B39", "")} == {"direction only"}
+    assert lost("F03", "B39", "random")
+    assert lost("F03", "B09", "")
+    assert lost("F03", "B37", "")
+    assert lost("F03", "B07", "")
+    assert all(row.verdict == "reproduced" for n in ("F07", "F08", "F09") for row in of(n, "B17", "few gaps"))
+    assert all(lost(name, "B08", "1M") for name in ("F17", "F19"))
+    assert all(lost(name, "B06", "10 of 16") for name in ("F47", "F48"))
+    assert all(row.ours <= 100 for row in (*of("A01", "B37", ""), *of("A01", "B58", "")))
+    assert lost("A32", "B21", "a threshold of 1 ")
+    assert lost("A32", "B22", "")
+    assert lost("A32", "B58", "the other edition")
 
 
 def test_the_table_in_a_notebook_has_verdict_cells(tmp_path):
@@ -212,7 +263,8 @@ def test_the_table_in_a_notebook_has_verdict_cells(tmp_path):
         ({"claims": "F01;Z99"}, "'Z99', which is no claim"),
         ({"claims": "F01;F15"}, "has the units percent, ratio"),
         ({"claims": "F30"}, "has the units s"),
-        ({"when": "splendid"}, "'splendid', which is no verdict"),
+        ({"when": "splendid", "why": "it is"}, "'splendid', which is no verdict"),
+        ({"when": "at least", "why": "one;two"}, "2 reasons for 1 verdicts"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path, monkeypatch, change, complaint):

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from mooncake_lab.book.paper import facts
+from mooncake_lab.book.paper.evidence import alternatives
 from mooncake_lab.book.testbeds import arxiv_fit, arxiv_testbed, arxiv_testbed_latency, paper_node_latency
-from mooncake_lab.book.testbeds.arxiv import Slower
+from mooncake_lab.book.testbeds.arxiv import Slower, latency_of, steepest
 from mooncake_lab.book.testbeds.fit_arxiv import PERCENT, FitRecord, FitRun, fitted, planned, replayed, targets
 from mooncake_lab.core import carried_folder
 
@@ -33,6 +34,16 @@ def test_factors_multiply_times():
     grown = slow.decode.step_s(9, 90_000) - slow.decode.step_s(0, 0)
     assert grown == pytest.approx(6.5 * (fast.decode.step_s(9, 90_000) - fast.decode.step_s(0, 0)))
     assert slow.decode.step_s(0, 0) == 0.02
+
+
+def test_the_steepest_testbed_is_an_end_of_the_region():
+    """No setting of the region has a steeper decode slope, and the alternative that names its numbers is it."""
+    end = steepest()
+    assert end in arxiv_fit().region
+    assert end.decode == max(each.decode for each in arxiv_fit().region)
+    assert latency_of("arxiv_steepest") == arxiv_testbed(end.prefill, end.decode, end.constant_s)
+    (words,) = {each.alternative for each in alternatives() if "arxiv_steepest" in each.how}
+    assert words == f"prefill {end.prefill:g}, decode slope {end.decode:g}, constant {1e3 * end.constant_s:g} ms"
 
 
 def test_the_fit_reads_two_figures_and_no_number_of_table_3(monkeypatch, record):

@@ -304,16 +304,20 @@ _ROWS: Final = {
 """Claims about one row of Table 4."""
 
 
-def beside_papers(cells: pd.DataFrame, sweep: pd.DataFrame) -> ComparisonTable:
+def beside_papers(
+    cells: pd.DataFrame, sweep: pd.DataFrame, *, tiles: bool = True, rereads: bool = True
+) -> ComparisonTable:
     """SARATHI's claims from the model of the A6000; the step at a tile needs the GPU.
 
     Args:
         cells: rows of `predictions`.
         sweep: rows of `ratio_sweep` with those of 1K.
+        tiles: whether times of the machine jump at the edges of tiles (assumption B63).
+        rereads: whether each chunk reads the keys and values before it again (likewise).
     """
     found: dict[tuple[str, str], float] = cells.set_index(["place", "cell"])["model"].to_dict()
     of_table = {(place, cell.partition(",")[0]): model for (place, cell), model in found.items()}
-    cost = llama_13b_on_a6000()
+    cost = llama_13b_on_a6000(tiles=tiles, rereads=rereads)
     mixed = decode_accounts(cost, fused_tokens=TOTALS["1K"], batch=4, context_tokens=TOTALS["1K"])
     ours: dict[str, float | None] = {name: of_table[row] for name, row in _ROWS.items()} | {
         "S02": found["Figure 11a", "SARATHI, 1K"],

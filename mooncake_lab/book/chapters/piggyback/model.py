@@ -50,7 +50,12 @@ def rounds(cost: perf.IterationCost, label: str, fused_tokens: int = FUSED_TOKEN
 
 
 def predictions(
-    *, tiles: bool = True, rereads: bool = True, printed_ratio: bool = False, filled: bool = False
+    *,
+    tiles: bool = True,
+    rereads: bool = True,
+    printed_ratio: bool = False,
+    filled: bool = False,
+    a100_share: float = 1.0,
 ) -> pd.DataFrame:
     """Every number of Table 4 and Figures 8, 9, 10 and 11 that the paper lets us read, and the model's.
 
@@ -61,10 +66,12 @@ def predictions(
             that of Figure 9a where it has one, and not at the ratio that balances chunks and decodes exactly
             (assumption B35).
         filled: whether chunks there grow where decodes are fewer, so that no last piece is short.
+        a100_share: which share of its peak the A100 reaches, over that of the A6000 (assumption B64).
     """
     cost = llama_13b_on_a6000(tiles=tiles, rereads=rereads)
     figures = _figures(cost, printed_ratio=printed_ratio, filled=filled)
-    cells = [*_table_4(tiles=tiles, rereads=rereads, printed_ratio=printed_ratio, filled=filled), *figures]
+    machines = {name: machine(name, tiles=tiles, rereads=rereads, a100_share=a100_share) for name in TESTBEDS}
+    cells = [*_table_4(machines, printed_ratio=printed_ratio, filled=filled), *figures]
     table = pd.DataFrame(cells, columns=["place", "cell", "paper", "model"])
     return table.assign(error_percent=100 * (table["model"] / table["paper"] - 1))
 
@@ -84,9 +91,8 @@ def printed_row(series: str) -> Mapping[str, float]:
     return {x: fact(TABLE_4, series=series, x=x).value for x in columns}
 
 
-def _table_4(*, tiles: bool, rereads: bool, printed_ratio: bool, filled: bool) -> Iterable[Cell]:
-    for name in TESTBEDS:
-        cost = machine(name, tiles=tiles, rereads=rereads)
+def _table_4(machines: Mapping[str, perf.IterationCost], *, printed_ratio: bool, filled: bool) -> Iterable[Cell]:
+    for name, cost in machines.items():
         for label, total in TOTALS.items():
             printed = printed_row(f"{name}/{label}")
             batch = int(printed["batch_size"])
@@ -157,13 +163,16 @@ def balances() -> Iterator[dict[str, Any]]:
 
 
 @tabulated
-def ratio_sweep(labels: Sequence[str] = tuple(TOTALS), *, filled: bool = True) -> Iterator[dict[str, Any]]:
+def ratio_sweep(
+    labels: Sequence[str] = tuple(TOTALS), *, filled: bool = True, tiles: bool = True, rereads: bool = True
+) -> Iterator[dict[str, Any]]:
     """Gain over the baseline by P:D ratio (SARATHI Figs. 9 and 11b); chunks fill what absent decodes leave.
 
     A chunk of 0 stands for Orca-best, which never cuts. Without `filled`, chunks are always as long as beside a
-    full batch of decodes, and a short last one stays short (assumption B35).
+    full batch of decodes, and a short last one stays short (assumption B35). `tiles` and `rereads` are those of
+    the machine (assumption B63).
     """
-    cost = llama_13b_on_a6000()
+    cost = llama_13b_on_a6000(tiles=tiles, rereads=rereads)
     for label in labels:
         for fused in (*CHUNKS, 0):
             for ratio in range(1, 201):

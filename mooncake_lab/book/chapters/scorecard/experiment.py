@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from mooncake_lab.book.paper import Scorecard, Verdict, claim, headlines, scorecard
-from mooncake_lab.book.paper.claims import Evidence, Stated
+from mooncake_lab.book.paper.claims import MOONCAKE, Evidence, Stated
 from mooncake_lab.book.paper.evidence import AS_ASSUMED, NOT_TRIED, Basis, sensitivity
 from mooncake_lab.book.paper.scorecard import NOT_EXECUTED, rule_rows
 
@@ -18,8 +18,6 @@ CHECKED = (*AGREES, Verdict.DIRECTION_ONLY.value, Verdict.NOT_REPRODUCED.value)
 """The verdicts on predictions; a number that was fitted or computed from printed ones may have the last two."""
 
 
-MOONCAKE = {"FAST'25", "arXiv v3"}
-"""The editions of Mooncake's paper."""
 RATIOS = {"ratio", "percent", "fraction", "fraction of the SLO", "correlation", "cosine"}
 """The units of numbers that have no size of their own."""
 

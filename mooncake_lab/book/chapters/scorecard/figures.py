@@ -16,6 +16,7 @@ VERDICTS: Final = {
     "not reproduced": (COLOURS["vllm"], ""),
     "the paper contradicts itself": (COLOURS["vllm_prefix"], ""),
     "at least": (COLOURS["mooncake_variant"], "///"),
+    "conditionally at least": (COLOURS["mooncake_variant"], "\\\\\\"),
     "by construction": (COLOURS["fitted"], "---"),
     "calibrated": (COLOURS["fitted"], ""),
     "arithmetic": (COLOURS["fitted"], "|||"),

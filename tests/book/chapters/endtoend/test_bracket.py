@@ -10,6 +10,7 @@ from mooncake_lab.book.chapters.endtoend import bracket
 from mooncake_lab.book.chapters.endtoend.experiment import LIMITS_MS, EndToEnd
 from mooncake_lab.book.chapters.endtoend.host import fitted_host
 from mooncake_lab.book.experiments import run, value
+from mooncake_lab.book.paper import claimed
 from mooncake_lab.core import carried_folder
 
 COLUMNS = [f"capacity_{ms}_ms" for ms in LIMITS_MS]
@@ -78,6 +79,32 @@ def test_a_held_back_seed_lies_within_the_intervals(workload):
         key = {"workload": workload, "router": "fewest_requests", "host_s": ours.host_s, "limit_ms": limit}
         low, high = (value(stated, side, **key) for side in ("low", "high"))
         assert low - 0.01 <= gain <= high + 0.01
+
+
+def test_the_verdicts_on_gains_are_the_same_with_every_recorded_seed():
+    """On both released traces, no seed of the arrivals moves a gain out of its band or into it."""
+    with_host = bracket.recorded().query("host_s > 0 and router == 'fewest_requests'")
+    later = pd.read_csv(carried_folder("measured") / "held_back_gains.csv")
+    for workload, ids in (("conversation", ("F01", "F02", "F03")), ("synthetic", ("F07", "F08", "F09"))):
+        here = with_host[with_host["workload"] == workload].set_index("seed")
+        ours, theirs = here[here["system"] == "mooncake"], here[here["system"] == "vllm"]
+        for limit, name in zip(LIMITS_MS, ids, strict=True):
+            column = f"capacity_{limit}_ms"
+            gains = (100 * (ours[column] / theirs[column] - 1)).tolist()
+            gains += later.query(f"workload == '{workload}' and limit_ms == {limit}")["percent"].tolist()
+            assert len(gains) == 10
+            assert len({claimed(name, gain, requests=10**6).verdict for gain in gains}) == 1, name
+
+
+def test_the_verdicts_on_shares_of_vllm_are_the_same_with_every_recorded_seed():
+    """What plain vLLM serves of the conversation trace is judged alike with each seed of the arrivals."""
+    here = bracket.recorded().query(
+        "workload == 'conversation' and system == 'vllm' and host_s > 0 and router == 'fewest_requests'"
+    )
+    for limit, name in zip(LIMITS_MS, ("F204", "F205", "F206"), strict=True):
+        shares = (100 * here[f"capacity_{limit}_ms"]).tolist()
+        assert len(shares) == len(bracket.SEEDS)
+        assert len({claimed(name, share, requests=10**6).verdict for share in shares}) == 1, name
 
 
 def test_held_back_gains_are_compared_with_the_intervals_of_the_record():

@@ -100,6 +100,23 @@ class TestBesidePapers:
             table = beside.beside_papers(judged, {}).frame()
             assert table[table["claim"] == "A123"]["verdict"].tolist() == [verdict]
 
+    def test_a_mean_ratio_is_compared_and_its_interval_decides(self):
+        """Our number is a mean, as the paper's is; an order needs both ends of its interval."""
+        rows = replays()
+        early = (rows["policy"] == "early") & (rows["ttft_limit_s"] == 30.0)
+        shares = rows.loc[(rows["policy"] == "after_prefill") & (rows["ttft_limit_s"] == 30.0), "rejected_share"]
+        for first, verdict in ((0.95, Verdict.CONDITIONAL), (1.02, Verdict.NOT_REPRODUCED)):
+            ratios = np.full(len(shares), 0.95)
+            ratios[0] = first
+            rows.loc[early, "rejected_share"] = shares.to_numpy() * ratios
+            limit_s, policy, (ratio, low, high) = beside.highest_ratio(rows)
+            assert (limit_s, policy) == (30.0, "early")
+            assert low <= ratio <= high
+            assert ratio < 1
+            (row,) = [each for each in beside.beside_papers(rows, {}).rows if each.claim == "A123"]
+            assert row.ours == ratio
+            assert row.verdict is verdict
+
     def test_counts_are_means_at_the_printed_limit(self):
         """The baseline's count is the mean over twins at 30 s, and replays at 15 s do not move it."""
         rows = replays()
