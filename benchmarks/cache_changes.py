@@ -7,14 +7,14 @@ blocks. The table has the median time of a report and the memory that one report
 the ratios of the large cache to the small one: 1 says that a prompt costs the same in both.
 """  # noqa: INP001  # scripts, not a package
 
-import statistics
 import sys
-import time
 import tracemalloc
+from functools import partial
 from typing import Final
 
 import torch
 
+from mooncake_lab.bench.rounds import alternating_rounds, timed
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.engine import KVSpan
 from mooncake_lab.engine.kv_layout import KVLayout
@@ -62,23 +62,24 @@ def report_peak_bytes(cache: PrefixCache) -> int:
 def main() -> None:
     """Print the costs in both caches and their ratios."""
     caches = [full_cache(size) for size in SIZES]
-    seconds: list[list[float]] = [[], []]
-    for number in range(PROMPTS):
-        for cache, times in zip(caches, seconds, strict=True):
-            finish_prompt(cache, 10**9 + number)
-            start_s = time.perf_counter()
-            cache.news()
-            times.append(time.perf_counter() - start_s)
+
+    def report_s(cache: PrefixCache, number: int) -> float:
+        finish_prompt(cache, 10**9 + number)
+        return timed(cache.news)
+
+    works = {size: partial(report_s, cache) for size, cache in zip(SIZES, caches, strict=True)}
+    taken = alternating_rounds(works, PROMPTS, warm_up=0)
     peaks = list[int]()
     for cache in caches:
         finish_prompt(cache, 2 * 10**9)
         peaks.append(report_peak_bytes(cache))
         cache.close()
-    medians = [statistics.median(times) for times in seconds]
     lines = ["blocks    report (us)    memory (KB)"]
-    for size, median_s, peak in zip(SIZES, medians, peaks, strict=True):
-        lines.append(f"{size:7,}   {1e6 * median_s:11,.1f}    {peak / 1e3:11,.1f}")
-    lines.append(f"ratio     {medians[1] / medians[0]:11.1f}    {peaks[1] / peaks[0]:11.1f}")
+    for size, peak in zip(SIZES, peaks, strict=True):
+        lines.append(f"{size:7,}   {1e6 * taken.median_s(size):11,.1f}    {peak / 1e3:11,.1f}")
+    ratio = taken.ratio(SIZES[1], SIZES[0]).median
+    lines.append(f"ratio     {ratio:11.1f}    {peaks[1] / peaks[0]:11.1f}")
+    lines.append(f"load average {taken.load_average:.1f}")
     sys.stdout.write("\n".join(lines) + "\n")
 
 

@@ -42,6 +42,7 @@ from http_servers import (
 from peer_environments import SCRIPTS, environment
 from speed import ROOT, provenance
 
+from mooncake_lab.bench.rounds import in_order
 from mooncake_lab.book.chapters.endtoend.gain import (
     BLOCK_TOKENS,
     CHUNK_TOKENS,
@@ -215,7 +216,7 @@ def measure(asked: argparse.Namespace, python: Path, record: dict[str, Any], kee
         servers.route(record["probes"]["vllm"])
         keep()
         for number in range(record["rounds"]):
-            for system in list(SYSTEMS) if number % 2 == 0 else reversed(list(SYSTEMS)):
+            for system in in_order(SYSTEMS, number):
                 rates = [rate for rate in record["rates"] if (system, rate, number) in left]
                 texts = int.from_bytes(os.urandom(6))  # no earlier run of these servers has seen them
                 if rates:

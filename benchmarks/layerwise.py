@@ -4,7 +4,6 @@ Each round computes serialized, layer by layer, and without any transfer. Result
 was paired within a round.
 """  # noqa: INP001  # scripts, not a package
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,8 +11,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from mooncake_lab.bench.measuring import paired_rounds, timed
 from mooncake_lab.bench.media import prefill_engine
+from mooncake_lab.bench.rounds import in_order, paired_rounds, timed
 from mooncake_lab.core import MIB
 from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill
 from mooncake_lab.engine.model import LlamaModel
@@ -22,6 +21,7 @@ from mooncake_lab.store.backends import DramBackend, StorageBackend
 from mooncake_lab.store.tiered_store import TieredStore, TierSettings
 
 Operation = Literal["load", "store"]
+OVERLAPS = {"serialized": False, "layerwise": True}
 _Tokens = npt.NDArray[np.int32]
 
 
@@ -91,27 +91,27 @@ class _Bench:
         """Time the three ways in turns."""
         time_ways = self._load if operation == "load" else self._store
 
-        def time_once() -> dict[str, float]:
+        def time_once(number: int) -> dict[str, float]:
             prompt = self._draw.integers(0, self._model.config.vocabulary, tokens).astype(np.int32)
-            return time_ways(prompt, moved)
+            return time_ways(prompt, moved, in_order(OVERLAPS, number))
 
         taken = paired_rounds(time_once, rounds)
-        extras = {way: _extra(taken[way], taken["compute"]) for way in ("serialized", "layerwise")}
+        extras = {way: taken.extra_s(way, "compute") for way in OVERLAPS}
         return LayerwiseTime(
             operation=operation,
             prompt_tokens=tokens,
             moved_tokens=moved,
             moved_bytes=moved * self._token_bytes,
-            compute_s=statistics.median(taken["compute"]),
-            serialized_s=statistics.median(taken["serialized"]),
-            layerwise_s=statistics.median(taken["layerwise"]),
+            compute_s=taken.median_s("compute"),
+            serialized_s=taken.median_s("serialized"),
+            layerwise_s=taken.median_s("layerwise"),
             serialized_extra_s=extras["serialized"],
             layerwise_extra_s=extras["layerwise"],
             hidden_share=1 - extras["layerwise"] / extras["serialized"],
             rounds=rounds,
         )
 
-    def _load(self, prompt: _Tokens, moved: int) -> dict[str, float]:
+    def _load(self, prompt: _Tokens, moved: int, ways: Sequence[str]) -> dict[str, float]:
         """A prompt whose beginning is in the store; for computing alone, in the engine's own KVCache."""
         with TieredStore([TierSettings(medium=self._medium)]) as store:
             with self._over(store, overlap=True) as filling:
@@ -119,22 +119,22 @@ class _Bench:
             alone = GenerationRequest(prompt=prompt, max_new_tokens=1, end_tokens=())
             # the engine kept the prefix; `prefill` would copy it out again, which the other ways do not
             seconds = {"compute": timed(lambda: self._engine.engine.generate([alone]))}
-            for way, overlap in (("serialized", False), ("layerwise", True)):
+            for way in ways:
                 self._forget()
-                with self._over(store, overlap=overlap) as prefill:
+                with self._over(store, overlap=OVERLAPS[way]) as prefill:
                     seconds[way] = timed(lambda prefill=prefill: prefill.prefill(prompt, keep=False))
         self._empty()
         return seconds
 
-    def _store(self, prompt: _Tokens, _moved: int) -> dict[str, float]:
+    def _store(self, prompt: _Tokens, _moved: int, ways: Sequence[str]) -> dict[str, float]:
         """A prompt of which the store holds nothing; every way begins with an empty one."""
         self._forget()
         seconds = {"compute": timed(lambda: self._engine.prefill(prompt))}
-        for way, overlap in (("serialized", False), ("layerwise", True)):
+        for way in ways:
             self._forget()
             with (
                 TieredStore([TierSettings(medium=self._medium)]) as store,
-                self._over(store, overlap=overlap) as prefill,
+                self._over(store, overlap=OVERLAPS[way]) as prefill,
             ):
                 seconds[way] = timed(lambda prefill=prefill: (prefill.prefill(prompt), prefill.flush()))
             self._empty()
@@ -152,7 +152,3 @@ class _Bench:
     def _empty(self) -> None:
         """Let the medium hold nothing."""
         self._medium.free(*self._medium.blocks())
-
-
-def _extra(ours: Sequence[float], compute: Sequence[float]) -> float:
-    return statistics.median(mine - alone for mine, alone in zip(ours, compute, strict=True))

@@ -1,10 +1,10 @@
 """Our server beside vLLM's, as clients see them over HTTP; `serve.py --peers vLLM` prints it."""  # noqa: INP001  # scripts, not a package
 
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from http_servers import (
 )
 from peer_environments import SCRIPTS, environment
 
+from mooncake_lab.bench.rounds import Rounds, alternating_rounds
 from mooncake_lab.perf import model_shape
 
 PROMPT_TOKENS: Final = 32
@@ -58,17 +59,18 @@ def beside_vllm(
         for name, process in started.items():
             wait_until_open(process, ports[name], f"{name}'s server")
         for count in clients:
-            pairs = list[tuple[float, float]]()
-            for number in range(rounds + 1):
-                questions = [
-                    Question(prompt=prompt, new_tokens=new_tokens)
-                    for prompt in fresh_prompts(count, vocabulary, number)
-                ]
-                order = ("ours", "vLLM") if number % 2 else ("vLLM", "ours")
-                seconds = {name: served_s(f"http://127.0.0.1:{ports[name]}", questions) for name in order}
-                if number:
-                    pairs.append((seconds["ours"], seconds["vLLM"]))
-            yield {"peer": "vLLM", "clients": count, **beside_each_other(pairs, count * new_tokens)}
+            works = {
+                name: partial(_round_s, f"http://127.0.0.1:{port}", count, vocabulary, new_tokens)
+                for name, port in ports.items()
+            }
+            taken = alternating_rounds(works, rounds)
+            yield {"peer": "vLLM", "clients": count, **beside_each_other(taken, count * new_tokens)}
+
+
+def _round_s(url: str, count: int, vocabulary: int, new_tokens: int, number: int) -> float:
+    """Seconds of one round on one server."""
+    prompts = fresh_prompts(count, vocabulary, number)
+    return served_s(url, [Question(prompt=prompt, new_tokens=new_tokens) for prompt in prompts])
 
 
 def fresh_prompts(count: int, vocabulary: int, number: int) -> list[list[int]]:
@@ -91,13 +93,14 @@ def served_s(url: str, questions: Sequence[Question]) -> float:
     return seconds
 
 
-def beside_each_other(pairs: Sequence[tuple[float, float]], tokens: int) -> dict[str, float]:
+def beside_each_other(taken: Rounds[str], tokens: int) -> dict[str, float]:
     """Tokens per second of two servers, and our share over the other's, in rounds of so many tokens."""
-    ratios = [theirs_s / ours_s for ours_s, theirs_s in pairs]
+    ratio = taken.ratio("vLLM", "ours")
     return {
-        "ours_per_s": tokens / statistics.median(ours_s for ours_s, _ in pairs),
-        "peer_per_s": tokens / statistics.median(theirs_s for _, theirs_s in pairs),
-        "ratio": statistics.median(ratios),
-        "least": min(ratios),
-        "most": max(ratios),
+        "ours_per_s": tokens / taken.median_s("ours"),
+        "peer_per_s": tokens / taken.median_s("vLLM"),
+        "ratio": ratio.median,
+        "least": ratio.least,
+        "most": ratio.most,
+        "load_average": taken.load_average,
     }

@@ -27,6 +27,7 @@ from typing import Annotated, Any
 import typer
 from speed import provenance
 
+from mooncake_lab.bench.rounds import in_turns, same
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.conductor import ClusterView, Estimator, Placement
 from mooncake_lab.conductor.placement import fetched_prefill_s, local_prefill
@@ -227,11 +228,9 @@ class Measurements:
                 self._models[kind] = live.model
                 benches[layerwise] = Bench(live, place, self._sizes)
             estimate = benches[True].live.estimate
-            seen: dict[bool, list[tuple[Turn, Turn]]] = {layerwise: [] for layerwise in benches}
-            for _ in range(self._sizes.rounds + 1):  # the first one warms up
-                for layerwise, bench in benches.items():
-                    seen[layerwise].append(bench.turns())
-        return row_of(place, self._sizes, {way: pairs[1:] for way, pairs in seen.items()}, estimate)
+            works = {layerwise: same(bench.turns) for layerwise, bench in benches.items()}
+            seen = in_turns(works, self._sizes.rounds)
+        return row_of(place, self._sizes, seen, estimate)
 
 
 def row_of(

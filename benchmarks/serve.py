@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from mooncake_lab.bench.rounds import in_order, paired_rounds
 from mooncake_lab.cluster import ClusterSpec
 from mooncake_lab.perf import DecodeLatency, HybridLatency, LatencyModel, LinkLatency, PrefillLatency, model_shape
 from mooncake_lab.serving import LiveCluster, LiveOptions, WorkerProcesses
@@ -103,35 +104,43 @@ def measure(asked: argparse.Namespace, threads: int, batches: Sequence[int]) -> 
 def compare(
     live: LiveCluster, engine: "subprocess.Popen[str]", batch: int, asked: argparse.Namespace
 ) -> dict[str, float]:
-    """Alternating rounds of one batch size; the first pair warms up and checks that the tokens are equal."""
-    pairs = list[tuple[float, float]]()
+    """Alternating rounds of one batch size; each checks that the tokens are equal."""
+    tokens = dict[str, list[list[int]]]()
     vocabulary = model_shape(asked.model.removeprefix("random:")).vocabulary
-    for number in range(asked.rounds + 1):
-        assert engine.stdin is not None  # noqa: S101  # both are pipes
-        assert engine.stdout is not None  # noqa: S101
-        order = ("engine", "served") if number % 2 else ("served", "engine")
-        seconds, tokens = dict[str, float](), dict[str, list[list[int]]]()
-        for who in order:
-            if who == "engine":
-                engine.stdin.write(json.dumps([batch, number]) + "\n")
-                engine.stdin.flush()
-                seconds[who], tokens[who] = json.loads(engine.stdout.readline())
-            else:
-                began_s = time.perf_counter()
-                made = live.generate(prompts(batch, vocabulary, number), max_new_tokens=asked.tokens)
-                seconds[who], tokens[who] = time.perf_counter() - began_s, [list(one) for one in made]
+    assert engine.stdin is not None  # noqa: S101  # both are pipes
+    assert engine.stdout is not None  # noqa: S101
+    asking, telling = engine.stdin, engine.stdout
+
+    def alone(number: int) -> float:
+        asking.write(json.dumps([batch, number]) + "\n")
+        asking.flush()
+        seconds, tokens["engine"] = json.loads(telling.readline())
+        return seconds
+
+    def served(number: int) -> float:
+        began_s = time.perf_counter()
+        made = live.generate(prompts(batch, vocabulary, number), max_new_tokens=asked.tokens)
+        seconds = time.perf_counter() - began_s
+        tokens["served"] = [list(one) for one in made]
+        return seconds
+
+    def both(number: int) -> dict[str, float]:
+        works = {"engine": alone, "served": served}
+        seconds = {who: works[who](number) for who in in_order(works, number)}
         if tokens["engine"] != tokens["served"]:
             raise ValueError(f"batch {batch}, round {number}: the cluster's tokens are not those of the engine")
-        if number:
-            pairs.append((seconds["engine"], seconds["served"]))
-    ratios, total = [engine_s / served_s for engine_s, served_s in pairs], batch * asked.tokens
+        return seconds
+
+    taken, total = paired_rounds(both, asked.rounds), batch * asked.tokens
+    ratio = taken.ratio("engine", "served")
     return {
         "batch": batch,
-        "engine_per_s": total / statistics.median(engine_s for engine_s, _ in pairs),
-        "served_per_s": total / statistics.median(served_s for _, served_s in pairs),
-        "ratio": statistics.median(ratios),
-        "least": min(ratios),
-        "most": max(ratios),
+        "engine_per_s": total / taken.median_s("engine"),
+        "served_per_s": total / taken.median_s("served"),
+        "ratio": ratio.median,
+        "least": ratio.least,
+        "most": ratio.most,
+        "load_average": taken.load_average,
     }
 
 

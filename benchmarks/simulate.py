@@ -15,7 +15,6 @@ shown.
 import hashlib
 import itertools
 import resource
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -27,6 +26,7 @@ import msgspec
 import simpy
 import typer
 
+from mooncake_lab.bench.rounds import paired_rounds
 from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.cluster import COUPLED_SYSTEMS, ClusterSpec
 from mooncake_lab.core import SLO, TracedRequest, rare_collections
@@ -72,28 +72,26 @@ def main(
 
 def measured(make: Callable[[], Cluster], trace: Trace, rounds: int) -> str:
     """One line of the table; `SystemExit` when two rounds differ in a byte."""
-    simulating: list[float] = []
-    counting: list[float] = []
-    bare: list[float] = []
     digests: set[str] = set()
     tokens = 0
-    for _ in range(rounds):
+
+    def once(_round: int) -> dict[str, float]:
+        nonlocal tokens
         start_s = time.process_time()
         with rare_collections():
             cluster = make()
             log = cluster.run(trace.requests())
         middle_s = time.process_time()
-        tokens, events = int(run_summary(log, SLO())["output_tokens"] or 0), events_of(cluster)
-        simulating.append(middle_s - start_s)
-        counting.append(time.process_time() - middle_s)
+        tokens = int(run_summary(log, SLO())["output_tokens"] or 0)
+        end_s = time.process_time()
         digests.add(hashlib.sha256(msgspec.json.encode(log)).hexdigest())
-        del log
-        bare.append(bare_loop_s(events))
+        return {"run": middle_s - start_s, "count": end_s - middle_s, "bare": bare_loop_s(events_of(cluster))}
+
+    taken = paired_rounds(once, rounds, warm_up=0)
     if len(digests) > 1:
         raise SystemExit(f"{len(digests)} different logs in {rounds} rounds of the same run")
-    run_s, numbers_s = statistics.median(simulating), statistics.median(counting)
-    per_s = len(trace) / (run_s + numbers_s)
-    ratio = run_s / statistics.median(bare)
+    run_s, numbers_s = taken.median_s("run"), taken.median_s("count")
+    per_s, ratio = len(trace) / (run_s + numbers_s), taken.ratio("run", "bare").median
     return f"{len(trace):9,} {tokens:10,} {run_s:9.2f} {numbers_s:8.2f} {per_s:11,.0f} {ratio:6.1f}"
 
 

@@ -12,13 +12,12 @@ import contextlib
 import os
 import secrets
 import socket
-import statistics
 import struct
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias, final
 
@@ -28,8 +27,8 @@ import numpy.typing as npt
 import xxhash
 from speed import provenance
 
-from mooncake_lab.bench.measuring import median_ratio, paired_rounds, timed
 from mooncake_lab.bench.media import arena_peer, forget_pages, peer_process
+from mooncake_lab.bench.rounds import Rounds, alternating_rounds, in_order, paired_rounds, same, timed
 from mooncake_lab.core import GB, MIB, block_keys
 from mooncake_lab.net.mooncake_wheel import MooncakeMaster
 from mooncake_lab.store.backends import (
@@ -196,20 +195,23 @@ def _compare(
     """Time our writing and reading and the floors' in paired rounds."""
     write, read, clear = ours
 
-    def time_once() -> dict[tuple[str, str], float]:
-        taken = {("ours", "write"): timed(write)}
-        for name, (plain_write, plain_read) in floors.items():
-            taken[name, "write"] = timed(plain_write)
-            taken.update(_reads(name, plain_read, forget))
-        taken.update(_reads("ours", read, forget))
+    ways = {"ours": (write, read), **floors}
+
+    def time_once(number: int) -> dict[tuple[str, str], float]:
+        taken = dict[tuple[str, str], float]()
+        for name in in_order(ways, number):
+            write_one, read_one = ways[name]
+            taken[name, "write"] = timed(write_one)
+            taken.update(_reads(name, read_one, forget))
         clear()
         return taken
 
     runs = paired_rounds(time_once, rounds)
     return [
-        _row(medium, operation, name, size, moved, runs["ours", operation], seconds)
-        for (name, operation), seconds in runs.items()
-        if name != "ours"
+        _row(medium, operation, name, size, moved, runs)
+        for name in floors
+        for of, operation in runs.seconds
+        if of == name
     ]
 
 
@@ -222,16 +224,17 @@ def _reads(name: str, read: Pass, forget: Pass | None) -> dict[tuple[str, str], 
 
 
 def _row(
-    medium: str, operation: str, floor: str, size: int, moved: int, ours: list[float], plain: list[float]
+    medium: str, operation: str, floor: str, size: int, moved: int, runs: Rounds[tuple[str, str]]
 ) -> MediumMeasurement:
+    ours, plain = ("ours", operation), (floor, operation)
     return MediumMeasurement(
         medium=medium,
         operation=operation,
         floor=floor,
         block_bytes=size,
-        bytes_per_s=moved / statistics.median(ours),
-        floor_bytes_per_s=moved / statistics.median(plain),
-        ratio=median_ratio(plain, ours),
+        bytes_per_s=moved / runs.median_s(ours),
+        floor_bytes_per_s=moved / runs.median_s(plain),
+        ratio=runs.ratio(plain, ours).median,
     )
 
 
@@ -414,24 +417,20 @@ def measure_lookup(
     for number in range(instances):
         index.join(f"prefill-{number}")
         index.update(f"prefill-{number}", block_keys(prompt, block_tokens))
-    keys_s, floor_s, match_s = list[float](), list[float](), list[float]()
-    for _ in range(rounds):
-        times = [time.perf_counter()]
-        keys = block_keys(prompt, block_tokens)
-        times.append(time.perf_counter())
-        xxhash.xxh3_128_digest(prompt.tobytes())
-        times.append(time.perf_counter())
-        index.matches(keys)
-        times.append(time.perf_counter())
-        for into, seconds in zip((keys_s, floor_s, match_s), np.diff(times).tolist(), strict=True):
-            into.append(seconds)
+    keys, whole = block_keys(prompt, block_tokens), prompt.tobytes()
+    works: dict[str, Pass] = {
+        "keys": lambda: block_keys(prompt, block_tokens),
+        "floor": lambda: xxhash.xxh3_128_digest(whole),
+        "match": lambda: index.matches(keys),
+    }
+    taken = alternating_rounds({name: same(partial(timed, work)) for name, work in works.items()}, rounds)
     return Lookup(
         tokens=tokens,
         block_tokens=block_tokens,
         instances=instances,
-        keys_s=statistics.median(keys_s),
-        floor_s=statistics.median(floor_s),
-        match_s=statistics.median(match_s),
+        keys_s=taken.median_s("keys"),
+        floor_s=taken.median_s("floor"),
+        match_s=taken.median_s("match"),
     )
 
 

@@ -6,10 +6,9 @@ are interleaved and medians compared, because machines drift. Hits must agree, o
 with libCacheSim's warm-up so that they do. Its hash table has 2**24 places unless told otherwise.
 """  # noqa: INP001  # scripts, not a package
 
-import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ import libcachesim
 import numpy as np
 import typer
 
+from mooncake_lab.bench.rounds import Rounds, alternating_rounds
 from mooncake_lab.store.eviction import EVICTION_POLICIES, S3FIFO
 from mooncake_lab.store.replay import replay
 from mooncake_lab.workload import load
@@ -56,15 +56,17 @@ def main(
         for name in policy or THEIRS:
             ours = EVICTION_POLICIES[name] if name != "s3fifo" else s3fifo_like_theirs
             make = partial(THEIRS[name], capacity, hashpower=hash_power)
-            contenders: list[Callable[[], int]] = [
-                lambda ours=ours: replay(requests, ours, capacity).hits,
-                lambda make=make: asked_one_by_one(make(), trace.block_ids.tolist(), next_use),
-                lambda make=make: processed(make(), path, len(trace.block_ids)),
-            ]
-            medians = interleaved(contenders, rounds)
-            ratios = [medians[0] / medians[1], medians[0] / medians[2]]
-            shown = " ".join(f"{1000 * seconds:8.1f}" for seconds in medians)
-            typer.echo(f"{name:10} {shown} {ratios[0]:9.2f} {ratios[1]:13.2f}")
+            contenders: dict[str, Callable[[], int]] = {
+                "ours": lambda ours=ours: replay(requests, ours, capacity).hits,
+                "get": lambda make=make: asked_one_by_one(make(), trace.block_ids.tolist(), next_use),
+                "process": lambda make=make: processed(make(), path, len(trace.block_ids)),
+            }
+            taken = interleaved(contenders, rounds)
+            shown = " ".join(f"{1000 * taken.median_s(way):8.1f}" for way in contenders)
+            beside = [taken.ratio("ours", way).median for way in ("get", "process")]
+            typer.echo(
+                f"{name:10} {shown} {beside[0]:9.2f} {beside[1]:13.2f}  load average {taken.load_average:.1f}"
+            )
 
 
 def s3fifo_like_theirs(capacity_blocks: int) -> S3FIFO:
@@ -72,18 +74,19 @@ def s3fifo_like_theirs(capacity_blocks: int) -> S3FIFO:
     return S3FIFO(capacity_blocks, fill_main_first=True)
 
 
-def interleaved(contenders: list[Callable[[], int]], rounds: int) -> list[float]:
-    """Median seconds of each, run in turns; `SystemExit` when their hits differ."""
-    times: list[list[float]] = [[] for _ in contenders]
-    for _ in range(rounds):
-        hits: list[int] = []
-        for contender, taken in zip(contenders, times, strict=True):
-            start = time.perf_counter()
-            hits.append(contender())
-            taken.append(time.perf_counter() - start)
-        if len(set(hits)) != 1:
+def interleaved(contenders: Mapping[str, Callable[[], int]], rounds: int) -> Rounds[str]:
+    """The seconds of each, in turns; `SystemExit` when their hits differ."""
+    hits = dict[str, int]()
+
+    def seconds(name: str, _round: int) -> float:
+        start_s = time.perf_counter()
+        hits[name] = contenders[name]()
+        spent_s = time.perf_counter() - start_s
+        if len(set(hits.values())) != 1:
             raise SystemExit(f"the hits differ: {hits}")
-    return [statistics.median(taken) for taken in times]
+        return spent_s
+
+    return alternating_rounds({name: partial(seconds, name) for name in contenders}, rounds, warm_up=0)
 
 
 def asked_one_by_one(cache: Any, accesses: list[int], next_use: list[int]) -> int:

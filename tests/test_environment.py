@@ -51,14 +51,6 @@ def test_the_lock_is_within_the_ranges():
         assert str(requirement.marker or "") == markers[requirement.name]
 
 
-def test_upper_bounds_have_a_reason():
-    """Each upper bound in pyproject.toml, but Python's, has a comment beside it."""
-    lines = (ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines()
-    bounded = [line for line in lines if re.search(r'"[a-z0-9-]+[>=.\w]*,<', line)]
-    assert bounded
-    assert [line for line in bounded if " # " not in line] == []
-
-
 def test_the_extras_bring_the_modules_they_say():
     """What `mooncake_lab.core.extras` says of each extra is what pyproject.toml asks for in it."""
     of_module = importlib.metadata.packages_distributions()

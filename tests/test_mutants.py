@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import mutants
-from mutants import faults, planted
+from mutants import faults, package_of, planted
 
 CODE = '''
 """Text."""
@@ -82,3 +82,9 @@ def test_survivors_are_the_faults_that_no_test_meets(tmp_path):
     planted_at = len(list(faults(tmp_path / "mooncake_lab/small/module.py")))
     rows = re.findall(r"^small/module +(\d) +(\d+) +(\d+) ", said, re.MULTILINE)
     assert [tuple(map(int, row)) for row in rows] == [(seed, planted_at, planted_at - 3) for seed in (0, 1)]
+
+
+def test_a_part_of_the_book_is_a_package():
+    """Its faults are held against its own tests, not against those of the whole book."""
+    targets = ["book/paper", "book/paper/claims", "cluster/workers", "store/backends/ssd", "store"]
+    assert [package_of(each) for each in targets] == ["book/paper", "book/paper", "cluster", "store", "store"]

@@ -61,12 +61,6 @@ def test_it_can_be_read_by_ear(root):
     assert all(len(text.split()) > 5 for text in parts.values())
 
 
-def test_the_dark_is_the_same_in_the_book_and_alone():
-    """Three palettes, the two dark ones equal."""
-    light, dark, alone = palettes()
-    assert dark == alone != light
-
-
 @pytest.mark.parametrize("palette", [0, 1], ids=["light", "dark"])
 @pytest.mark.parametrize(("text", "ground"), ON)
 def test_letters_stand_out(palette, text, ground):

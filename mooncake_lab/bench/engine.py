@@ -6,7 +6,7 @@ ours, whichever peers it is compared with.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 import torch
 
-from mooncake_lab.bench.measuring import alternate
 from mooncake_lab.bench.peers import (
     HuggingFaceGenerate,
     OurEngine,
@@ -25,6 +24,7 @@ from mooncake_lab.bench.peers import (
     hugging_face,
     our_engine,
 )
+from mooncake_lab.bench.rounds import Rounds, alternating_rounds, same
 from mooncake_lab.engine.backends import choose_backend
 from mooncake_lab.engine.config import LlamaConfig, config_from_shape
 from mooncake_lab.engine.loading import DTYPES
@@ -151,35 +151,39 @@ class Bench:
         rng = np.random.default_rng(seed)
         prompts: Tokens = [rng.integers(0, self.config.vocabulary, count).tolist() for count in case.prompt_tokens]
         subjects = [self.ours, *(self.peers[name] for name in peers)]
-        turns = range(-1 if warm_up else 0, rounds)
+        extra = 1 if warm_up else 0
         if case.kind == "decode":
-            times, tokens = self._decodes(case, prompts[0], subjects, turns)
+            taken, tokens = self._decodes(case, prompts[0], subjects, rounds, extra)
         else:
             works = [partial(each.seconds, prompts, case.new_tokens, self._clock) for each in subjects]
             if case.kind == "reuse":
                 ours = our_engine(self._model, cache_tokens=2 * case.prompt_tokens[0], prefix_caching=True)
                 reusing = [ours, *map(_reusing, subjects[1:])]
                 works = [partial(each.reuse_s, prompts[0], case.reused_tokens, self._clock) for each in reusing]
-            times, tokens = alternate(works, turns), [list[int]() for _ in subjects]
-        times = [seconds[len(turns) - rounds :] for seconds in times]
+            taken, tokens = _in_rounds(works, rounds, extra), [list[int]() for _ in subjects]
         return [
-            _comparison(case, name, times[0], theirs, tokens[0], their_tokens)
-            for name, theirs, their_tokens in zip(peers, times[1:], tokens[1:], strict=True)
+            _comparison(case, name, taken, index, tokens[0], tokens[index])
+            for index, name in enumerate(peers, start=1)
         ]
 
     def _decodes(
-        self, case: Case, prompt: list[int], subjects: Sequence[Subject], turns: range
-    ) -> tuple[list[list[float]], list[list[int]]]:
-        """Seconds of every turn, and the tokens of the first request, of each subject."""
+        self, case: Case, prompt: list[int], subjects: Sequence[Subject], rounds: int, warm_up: int
+    ) -> tuple[Rounds[int], list[list[int]]]:
+        """The rounds, and the tokens of the first request of each subject."""
         batch, steps = len(case.new_tokens), case.new_tokens[0] - 1
-        most_tokens = (steps + 1) * len(turns) + 2
+        most_tokens = (steps + 1) * (warm_up + rounds) + 2
         with ExitStack() as open_ones:
             decodings = [
                 open_ones.enter_context(closing(each.decoding(prompt, batch, most_tokens, self._clock)))
                 for each in subjects
             ]
-            times = alternate([partial(each.turn, steps) for each in decodings], turns)
-            return times, [list(each.tokens) for each in decodings]
+            taken = _in_rounds([partial(each.turn, steps) for each in decodings], rounds, warm_up)
+            return taken, [list(each.tokens) for each in decodings]
+
+
+def _in_rounds(works: Sequence[Callable[[], float]], rounds: int, warm_up: int) -> Rounds[int]:
+    """Ours is 0, and the peers are the others."""
+    return alternating_rounds(dict(enumerate(map(same, works))), rounds, warm_up=warm_up)
 
 
 def _reusing(subject: Subject) -> ReusingSubject:
@@ -191,13 +195,12 @@ def _reusing(subject: Subject) -> ReusingSubject:
 def _comparison(
     case: Case,
     peer: str,
-    ours_s: Sequence[float],
-    theirs_s: Sequence[float],
+    taken: Rounds[int],
+    index: int,
     our_tokens: Sequence[int],
     their_tokens: Sequence[int],
 ) -> Comparison:
-    seconds = float(np.median(ours_s))
-    ratios = np.array(theirs_s) / np.array(ours_s)
+    seconds, ratio = taken.median_s(0), taken.ratio(index, 0)
     differ = (i for i, pair in enumerate(zip(our_tokens, their_tokens, strict=True)) if pair[0] != pair[1])
     return Comparison(
         case=case.name,
@@ -206,11 +209,11 @@ def _comparison(
         tokens=case.tokens,
         seconds=seconds,
         tokens_per_s=case.tokens / seconds,
-        peer_seconds=float(np.median(theirs_s)),
-        ratio=float(np.median(ratios)),
-        ratio_low=float(ratios.min()),
-        ratio_high=float(ratios.max()),
-        rounds=len(ours_s),
+        peer_seconds=taken.median_s(index),
+        ratio=ratio.median,
+        ratio_low=ratio.least,
+        ratio_high=ratio.most,
+        rounds=len(taken.seconds[0]),
         compared_tokens=len(our_tokens),
         same_tokens=next(differ, len(our_tokens)),
     )

@@ -9,7 +9,6 @@ import json
 import mmap
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.bench.machine import Machine, describe_machine
-from mooncake_lab.bench.measuring import median_ratio, paired_rounds, timed
+from mooncake_lab.bench.rounds import Rounds, alternating_rounds, timed
 from mooncake_lab.bench.transfer_peer import meet_over_gloo, move_over_gloo, pieces_of
 from mooncake_lab.net.mooncake_wheel import MooncakeError
 
@@ -233,7 +232,8 @@ def measure_transfers(
                 left_out[way] = str(error)
         times = []
         for size in sizes_bytes:
-            taken = paired_rounds(partial(_time_once, routes, size), rounds)
+            works = {way: partial(_send_s, route, size) for way, route in routes.items()}
+            taken = alternating_rounds(works, rounds)
             for way, route in routes.items():
                 route.check(size)
                 times.append(_row(way, size, taken))
@@ -242,18 +242,18 @@ def measure_transfers(
     )
 
 
-def _time_once(routes: Mapping[str, Route], size: int) -> dict[str, float]:
-    return {way: timed(partial(route.send, size)) for way, route in routes.items()}
+def _send_s(route: Route, size: int, _round: int) -> float:
+    return timed(partial(route.send, size))
 
 
-def _row(way: str, size: int, taken: dict[str, list[float]]) -> TransferTime:
-    mine = taken[way]
+def _row(way: str, size: int, taken: Rounds[str]) -> TransferTime:
+    mine = taken.seconds[way]
     return TransferTime(
         way=way,
         size_bytes=size,
         pieces=len(pieces_of(size)),
-        seconds=statistics.median(mine),
+        seconds=taken.median_s(way),
         least_s=min(mine),
         most_s=max(mine),
-        over_socket=median_ratio(mine, taken["socket"]),
+        over_socket=taken.ratio(way, "socket").median,
     )

@@ -104,3 +104,23 @@ def test_a_view_has_the_state_of_its_moment(moments):
     load.start(Attempt(1, 1), 1.0)
     assert [backlog_s(load, now_s) for now_s in (1.0, 3.5, 4.0, 9.0)] == [3.0, 0.5, 0.0, 0.0]
     assert load.view(0, 9.0).queued_requests == 1
+
+
+def test_a_new_instance_was_sent_nothing():
+    """The requests that were ever sent to an instance count from none."""
+    load = PrefillLoad("prefill-0")
+    assert load.view(0, 0.0).assigned_requests == 0
+    load.add(Attempt(0, 1), 1.0)
+    load.remove(Attempt(0, 1), 2.0)
+    assert load.view(0, 2.0).assigned_requests == 1
+
+
+def test_a_read_prefix_is_news_once_and_is_sent_then():
+    """An instance reads from SSD for another, which then receives, or for its own prompt; a second report is late."""
+    load = queued([1.0])
+    load.reading[Attempt(7, 1)] = "prefill-1"
+    assert load.read_tier(Attempt(7, 1)) is True
+    assert (load.reading, load.sending) == ({}, {Attempt(7, 1): "prefill-1"})
+    assert [load.read_tier(Attempt(0, 1)) for _ in range(2)] == [True, False]
+    assert load.read_tier(Attempt(7, 1)) is False
+    assert load.sending == {Attempt(7, 1): "prefill-1"}

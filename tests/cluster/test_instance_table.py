@@ -104,3 +104,23 @@ def test_loads_in_a_view_are_as_old_as_is_allowed_and_matches_are_of_now(age_s, 
         assert [one.matched_blocks for one in view.prefill] == [min(i + 1, 4), 0]
     instances.remove("p")
     assert [one.name for one in instances.view(REQUEST, now_s, History()).prefill] == ["q"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "logged"),
+    [
+        ({"added": (1,)}, True),
+        ({"removed": (1,)}, True),
+        ({"added": (2,), "removed": (1,)}, True),
+        ({"demoted": (1,)}, False),
+        ({"promoted": (1,)}, False),
+        ({}, False),
+    ],
+)
+def test_a_change_is_logged_if_blocks_came_or_left(changes, logged):
+    """Moves between the tiers of a cache are not logged, nor is anything in GPU memory or in an unknown cache."""
+    instances = table(p="prefill")
+    instances.add(events.InstanceUp(at_s=0.0, instance="c", role="coupled", capacity_tokens=10**6, cache="c"))
+    changes = {"added": (), "removed": ()} | changes
+    for cache, expected in (("p", logged), ("c", False), ("nobody", False)):
+        assert instances.cache_changed(CacheChanged(at_s=0.0, instance=cache, **changes)) is expected

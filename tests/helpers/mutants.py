@@ -351,6 +351,11 @@ def drawn(copy, target, count, seed):
     return random.Random(seed).sample(every, min(count, len(every)))
 
 
+def package_of(target):
+    """The package of a target; the parts of the book are packages of their own."""
+    return "/".join(target.split("/")[: 2 if target.startswith("book/") else 1])
+
+
 def main(draw=drawn):
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -367,7 +372,7 @@ def main(draw=drawn):
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         copy = copied(Path(folder))
-        for package, targets in itertools.groupby(given.targets, lambda target: target.split("/")[0]):
+        for package, targets in itertools.groupby(given.targets, package_of):
             cases = [
                 (target, seed, draw(copy, target, given.count, seed)) for target in targets for seed in given.seed
             ]

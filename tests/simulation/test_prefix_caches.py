@@ -95,3 +95,67 @@ def test_each_block_of_one_store_lies_on_one_node(steps, drops, ssd_blocks):
     if drops:
         caches.drop(drops)
         assert caches.stores["a"].keys() == {key for key, owner in owners.items() if owner != drops}
+
+
+TAKEN = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(0, 4)), max_size=20)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TAKEN, st.sampled_from([0, 1, 6]))
+def test_a_change_says_what_came_left_and_moved(steps, ssd_blocks):
+    """Each change leads from the tiers before to those after; what was held does not come, it only moves."""
+    told = []
+    caches = pool(4, ssd_blocks=ssd_blocks, changed=lambda _, change: told.append(change))
+    store = caches.stores["a"]
+    for i, (family, blocks, first) in enumerate(steps):
+        for act in (caches.reuse, lambda node, wanted, first=first: caches.keep(node, wanted, first=first)):
+            before, dram = store.keys(), set(store.dram)
+            told.clear()
+            act("a", request(i, family, blocks))
+            after, dram_after = store.keys(), set(store.dram)
+            if not told:
+                assert (before, dram) == (after, dram_after)
+                continue
+            (change,) = told
+            assert after == (before | set(change.added)) - set(change.removed)
+            assert before.isdisjoint(change.added)
+            assert (dram_after - dram) & before <= set(change.promoted) <= dram_after & before
+            assert (dram - dram_after) & after <= set(change.demoted) <= after - dram_after
+            for listed in (change.added, change.removed, change.promoted, change.demoted):
+                assert len(set(listed)) == len(listed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TAKEN, st.sampled_from([0, 6]))
+def test_a_block_has_its_place_in_its_prompt(steps, ssd_blocks):
+    """Whatever part of a prompt is kept, each block that is held knows how many stand before it."""
+    caches = pool(5, ssd_blocks=ssd_blocks)
+    for i, (family, blocks, first) in enumerate(steps):
+        caches.keep("a", request(i, family, blocks), first=first)
+        kept = range(first, blocks)
+        assert len(kept) > 5 or all(family * 100 + place in caches.stores["a"] for place in kept)
+        for store in filter(None, (caches.stores["a"].dram, caches.stores["a"].ssd)):
+            assert [store.peek(key).position for key in store] == [key % 100 for key in store]
+
+
+@settings(max_examples=60, deadline=None)
+@given(TAKEN, st.sampled_from([0, 6]))
+def test_the_blocks_before_the_ssd_are_those_in_dram(steps, ssd_blocks):
+    """A node that would read no block of a prompt from SSD says None; without an SSD that is always so."""
+    caches = pool(3, ssd_blocks=ssd_blocks)
+    assert caches.has_ssd == (ssd_blocks > 0)
+    for i, (family, blocks, _) in enumerate(steps):
+        wanted = request(i, family, blocks)
+        caches.keep("a", wanted)
+        store = caches.stores["a"]
+        held = wanted.block_keys[: caches.matched("a", wanted)]
+        below = [place for place, key in enumerate(held) if key not in store.dram]
+        assert caches.before_ssd("a", wanted) == (below[0] if below else None)
+
+
+def test_each_node_has_a_cache_of_its_own_unless_it_is_told_to_share():
+    """By default what one node keeps is not on another."""
+    caches = PrefixPool(["a", "b"], capacity_tokens=4096, bytes_per_token=3)
+    caches.keep("a", request(0, 1, 2))
+    assert not caches.is_shared
+    assert [caches.matched(node, request(0, 1, 2)) for node in "ab"] == [2, 0]

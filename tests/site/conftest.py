@@ -4,7 +4,8 @@ import functools
 import http.server
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from http import HTTPStatus
 from pathlib import Path
 
@@ -45,15 +46,35 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="session")
-def address(site) -> Iterator[str]:
+def serve() -> Iterator[Callable[[Path], str]]:
+    """A function that serves a folder; where it is served."""
+    with ExitStack() as stack:
+
+        def served(folder: Path) -> str:
+            server = http.server.ThreadingHTTPServer(
+                ("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder))
+            )
+            thread = threading.Thread(target=server.serve_forever, daemon=True)
+            thread.start()
+            stack.callback(server.server_close)
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+            return f"http://127.0.0.1:{server.server_port}"
+
+        yield served
+
+
+@pytest.fixture(scope="session")
+def address(site, serve) -> str:
     """Where the book is served."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(site)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    return serve(site)
+
+
+@pytest.fixture(scope="session")
+def pyodide() -> Path | None:
+    """A folder of the playground's files with Python in it; None where `make playground` has fetched none."""
+    kept = (ROOT / "book" / "_static" / "playground", SITE / "_static" / "playground")
+    return next((place for place in kept if (place / "pyodide.mjs").is_file()), None)
 
 
 @pytest.fixture(scope="session")

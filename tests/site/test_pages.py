@@ -11,8 +11,6 @@ pytestmark = pytest.mark.site
 
 DESK = {"width": 1440, "height": 1000}
 PHONE = {"width": 390, "height": 844}
-LAPTOP = {"width": 1440, "height": 900}
-SMALL_DESK = {"width": 1280, "height": 800}
 FRONT = "intro.html"
 
 
@@ -32,41 +30,27 @@ def test_formulas_are_typeset(visit):
 
 MOST_SCRIPT_BYTES = 1_000_000
 SCRIPT_BYTES = """() => {
-  const files = performance.getEntriesByType('resource').filter(e => new URL(e.name).pathname.endsWith('.js'));
+  const kinds = /\\.(m?js|wasm)$/;
+  const files = performance.getEntriesByType('resource').filter(e => kinds.test(new URL(e.name).pathname));
   const inline = [...document.scripts].filter(s => !s.src && s.type !== 'application/json');
   return [files.reduce((sum, e) => sum + e.decodedBodySize, 0), inline.reduce((sum, s) => sum + s.text.length, 0)];
 }"""
-"""Bytes of the scripts that a page loaded, and characters of those that it contains."""
+"""Bytes of scripts and WebAssembly that a page loaded, and characters of the scripts that it contains."""
 
 
 def test_a_page_loads_little_script(visit):
-    """A page runs at most 1 MB of JavaScript, unpacked."""
+    """Before the first click, a page loads at most 1 MB of JavaScript and WebAssembly, unpacked."""
     loaded, inline = visit.page.evaluate(SCRIPT_BYTES)
     assert 0 < loaded + inline <= MOST_SCRIPT_BYTES
     assert visit.path == "index.html" or loaded > 50_000, "the theme's scripts were not counted"
 
 
-FIRST_RESULT_TOP = """
-  document.querySelector('.bd-article :is(figure, table.comparison)').getBoundingClientRect().top + scrollY"""
-
-
-def test_the_first_figure_is_near(chapter):
-    """A chapter's first figure, or table of results, begins within one and a half screens of a laptop."""
-    page = chapter.page
-    page.set_viewport_size(LAPTOP)
-    top = page.evaluate(FIRST_RESULT_TOP)
-    page.set_viewport_size(DESK)
-    assert top <= 1.5 * LAPTOP["height"]
-
-
 def test_the_note_can_be_closed(site, open_page):
-    """The note on generated traces takes one line of a laptop; once closed, by key, it is on no page."""
+    """The note on generated traces, once closed by key, is on no page."""
     visit = open_page(FRONT)
     page, note = visit.page, visit.page.locator(".bd-header-announcement")
     if "bd-header-announcement" not in (site / FRONT).read_text(encoding="utf-8"):
         pytest.skip("built with the released traces")
-    page.set_viewport_size(LAPTOP)
-    assert note.bounding_box()["height"] <= 40
     note.get_by_role("button", name="Close this note").press("Enter")
     assert note.count() == 0
     page.reload()
@@ -154,18 +138,6 @@ def test_a_figure_fits_its_column(chapter, width):
     page.set_viewport_size(DESK)
     assert min(letters, default=11) >= (9 if wide == [] else 11 - 0.01)
     assert width == PHONE["width"] or wide == []
-
-
-def test_the_promise_is_on_the_first_screen(open_page):
-    """Heading, what a reader gets, and the drawing: one below the other, before any scrolling."""
-    page = open_page(FRONT).page
-    page.set_viewport_size(SMALL_DESK)
-    parts = [
-        page.locator(f"article {part}").first for part in ("h1", "section > p", "section > svg, section > div svg")
-    ]
-    heading, promise, drawing = (part.bounding_box() for part in parts)
-    assert heading["y"] < promise["y"] < drawing["y"]
-    assert drawing["y"] + drawing["height"] <= SMALL_DESK["height"]
 
 
 def test_search_finds_a_word(open_page):

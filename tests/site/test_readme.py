@@ -24,13 +24,9 @@ def test_readme_and_book_agree(site):
 
 
 @pytest.mark.parametrize("page", ["intro.html", "chapters/13_scorecard.html"])
-def test_front_page_and_scorecard_open_with_the_headlines(site, page):
-    """Both show the eight rows of this book's numbers, before any other table."""
+def test_front_page_and_scorecard_show_the_same_headlines(site, page):
+    """Both show the eight rows of this book's numbers."""
     numbers = site.parents[1] / "_generated"
     if not numbers.is_dir():
         pytest.skip("the book was moved away from the numbers it was made with")
-    text = (site / page).read_text(encoding="utf-8")
-    article = text[text.index("<article") :]
-    made = headlines(scorecard(numbers))._repr_html_()
-    assert made in article
-    assert article.index("<table") == article.index(made)
+    assert headlines(scorecard(numbers))._repr_html_() in (site / page).read_text(encoding="utf-8")

@@ -230,8 +230,6 @@ def _agrees(paper: float, ours: float, yardstick: Yardstick) -> bool:
     """Whether a number that has the claim's direction agrees in size as well."""
     if yardstick.grade == "order":
         return True
-    if yardstick.grade == "factor" and (paper == 0 or ours / paper <= 0):
-        return paper == ours
     low, high = yardstick.limits(paper)
     return low <= ours <= high
 

@@ -3,16 +3,19 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mooncake_lab.book.paper import claimed, claims, factor, judge, order, within
-from mooncake_lab.book.paper.comparison import marked_if_twin, number_text
+from mooncake_lab.book.paper import claimed, claims, comparison_table, factor, judge, order, within
+from mooncake_lab.book.paper.comparison import condition_html, judged_cells, marked_if_twin, number_text
 
 JUDGED = [each for each in claims() if each.reach == "here"]
 
 
 @given(st.floats(-1e12, 1e12) | st.integers(-(10**9), 10**9))
+@example(1e7)
+@example(1e7 - 1)
+@example(-1e7)
 def test_a_number_is_read_back_to_four_digits(value):
     """Whole numbers below ten million are written in full, and none has more digits than an integer or four."""
     text = number_text(value, "")
@@ -47,3 +50,32 @@ def test_a_row_from_a_twin_says_so():
     row = claimed(JUDGED[0], JUDGED[0].fact.value, requests=10**9)
     assert marked_if_twin(row, twin=False) == row
     assert marked_if_twin(row, twin=True).quantity == f"{row.quantity} (on the twin)"
+
+
+def test_a_lower_bound_is_printed_as_one():
+    """Only a number that the experiment's grid cut off has the sign; a number that is not there is a dash."""
+    about = JUDGED[0]
+
+    def shown(ours, **bound):
+        return judged_cells(ours, about.fact, about.yardstick, "measured", "reproduced", **bound)[0].html
+
+    text = number_text(2.5, about.fact.unit)
+    assert (shown(2.5), shown(2.5, bound="exact"), shown(2.5, bound="at least")) == (text, text, f"≥ {text}")
+    assert shown(None, bound="at least") == "–"
+
+
+def test_a_condition_stands_on_a_line_of_its_own():
+    """It is escaped, and no condition is no line."""
+    assert condition_html("") == ""
+    assert condition_html("a < b").startswith("<br>")
+    assert "condition: a &lt; b<" in condition_html("a < b")
+
+
+def test_a_table_in_letters_begins_with_the_quantities():
+    """Its rows have no numbers of their own before them."""
+    table = comparison_table([claimed(each, each.fact.value, requests=10**9) for each in JUDGED[:2]])
+    head, *rows = str(table).splitlines()
+    assert head.split()[0] == "quantity"
+    assert [row.strip().startswith(each.sentence[:20]) for row, each in zip(rows, JUDGED, strict=False)] == [
+        True
+    ] * 2

@@ -52,6 +52,17 @@ def test_a_number_outside_the_band_may_still_have_the_direction(ours, verdict):
     assert judge(10.0, ours, within(0.05, sense="above", threshold=1.0)) is verdict
 
 
+@pytest.mark.parametrize(("band", "refused"), [(0.4, False), (0.49, False), (0.5, True), (0.6, True), (1.0, True)])
+def test_a_band_ends_before_there_is_no_effect(band, refused):
+    """Around 2, with an effect above 1: a band that reaches 1 is refused, also where it just reaches it."""
+    yardstick = within(band, sense="above", threshold=1.0)
+    if refused:
+        with pytest.raises(ValueError, match="where there is no effect"):
+            yardstick.check_band(2.0)
+    else:
+        yardstick.check_band(2.0)
+
+
 def test_a_factor_has_no_other_sign_and_zero_is_met_by_zero_alone():
     """No ratio leads from zero to another number, or from a number to one of the other sign."""
     assert judge(0.0, 0.0, factor(2.0)) is Verdict.REPRODUCED

@@ -14,8 +14,9 @@ import numpy as np
 import pandas as pd
 
 from mooncake_lab.bench.machine import describe_machine, measure_peaks
-from mooncake_lab.bench.measuring import computing_threads, timed
+from mooncake_lab.bench.measuring import computing_threads
 from mooncake_lab.bench.media import LAYERWISE_MEDIA, prefill_engine
+from mooncake_lab.bench.rounds import timed
 from mooncake_lab.book.experiments import at_scale
 from mooncake_lab.core import MIB
 from mooncake_lab.engine.layerwise.prefill import LayerwisePrefill

@@ -1,13 +1,14 @@
 // Requests that a reader drags: a chart of iterations, what each client sees, and all policies beside each other.
-// `batching.js` steps the policies. The address keeps what the reader has set, so that it can be shared.
+// The page comes with the runs of its start. What the reader changes is run by the book's Python package, which a worker
+// loads after the first change. The address keeps what the reader has set, so that it can be shared.
 (() => {
-  const { replay, latencies } = globalThis.MooncakeBatching;
+  const files = document.currentScript?.src && new URL(".", document.currentScript.src); // none in a notebook
   const RANGES = { // of the sliders: least, most, step, and how a value is said
-    arrivalS: [0, 4, 0.01, (v) => `${v.toFixed(2)} s`],
-    promptTokens: [16, 8000, 16, (v) => `${v}`],
-    outputTokens: [1, 128, 1, (v) => `${v}`],
+    arrives_s: [0, 4, 0.01, (v) => `${v.toFixed(2)} s`],
+    prompt_tokens: [16, 8000, 16, (v) => `${v}`],
+    output_tokens: [1, 128, 1, (v) => `${v}`],
   };
-  const HEADS = { arrivalS: "arrives", promptTokens: "prompt (tokens)", outputTokens: "output (tokens)" };
+  const HEADS = { arrives_s: "arrives", prompt_tokens: "prompt (tokens)", output_tokens: "output (tokens)" };
   const CHUNKS = [128, 256, 512, 1024, 2048];
   const CACHES = [4096, 16384, 65536];
   const MOST = 8;
@@ -26,15 +27,16 @@
   const html = make("http://www.w3.org/1999/xhtml");
   const svg = make("http://www.w3.org/2000/svg");
 
+  const cacheOf = ({ scenario: { limits } }) => limits.capacity_blocks * limits.block_size_tokens;
   const examples = (data) => ({
-    "A long prompt arrives": { requests: data.requests, cache: 65536 },
+    "A long prompt arrives": { requests: data.scenario.requests, cache: cacheOf(data) },
     "All at once": {
-      requests: [[1600, 24], [800, 40], [400, 16], [3200, 8]].map(([promptTokens, outputTokens]) =>
-        ({ arrivalS: 0, promptTokens, outputTokens })),
+      requests: [[1600, 24], [800, 40], [400, 16], [3200, 8]].map(([prompt_tokens, output_tokens]) =>
+        ({ arrives_s: 0, prompt_tokens, output_tokens })),
       cache: 65536,
     },
     "Memory runs out": {
-      requests: [0, 0.2, 0.4].map((arrivalS) => ({ arrivalS, promptTokens: 1328, outputTokens: 64 })),
+      requests: [0, 0.2, 0.4].map((arrives_s) => ({ arrives_s, prompt_tokens: 1328, output_tokens: 64 })),
       cache: 4096,
     },
   });
@@ -49,24 +51,64 @@
     });
     return {
       policy, requests: read,
-      chunk: CHUNKS.includes(Number(chunk)) ? Number(chunk) : data.chunk,
+      chunk: CHUNKS.includes(Number(chunk)) ? Number(chunk) : data.scenario.chunk_tokens,
       cache: CACHES.includes(Number(cache)) ? Number(cache) : CACHES.at(-1),
     };
   };
 
   const setUp = (box) => {
     const data = JSON.parse(box.querySelector("script[type='application/json']").textContent);
-    const first = { policy: data.policy, chunk: data.chunk, ...structuredClone(Object.values(examples(data))[0]) };
+    const first = { policy: data.policy, chunk: data.scenario.chunk_tokens, ...structuredClone(Object.values(examples(data))[0]) };
     let state = fromAddress(data) ?? first;
     let scale = null; // seconds that the chart holds; kept while a request is dragged
 
-    const results = () => {
-      const requests = state.requests.map((r, id) => ({ ...r, id, maxNewTokens: data.maxNewTokens }));
-      const limits = { ...data.limits, capacityBlocks: state.cache / data.limits.blockTokens };
-      return Object.fromEntries(Object.keys(data.policies).map((policy) => {
-        const log = replay(policy, requests, limits, data.latency, state.chunk);
-        return [policy, { log, seen: latencies(log, requests) }];
-      }));
+    // --- runs: those of the start, and those that the worker sends ------------------------------------------------------
+    const scenario = () => {
+      const blocks = state.cache / data.scenario.limits.block_size_tokens;
+      const limits = { ...data.scenario.limits, capacity_blocks: blocks, free_blocks: blocks };
+      return JSON.stringify({ ...data.scenario, requests: state.requests, limits, chunk_tokens: state.chunk });
+    };
+    const atStart = { of: JSON.stringify(data.scenario), runs: data.runs };
+    const NOTHING = { rows: [], mean_ttft_s: null, longest_tbt_s: null, end_s: null, until_s: 0 };
+    let shown = atStart, worker = null, sent = null;
+    const isCurrent = () => shown.of === scenario();
+    const runOf = (policy) => (isCurrent() || sent ? shown.runs[policy] : NOTHING); // the old one until the new one is here
+
+    const said = (text, visible = true) => {
+      status.textContent = text;
+      status.classList.toggle("visible", visible);
+    };
+    const cannot = (reason) => {
+      worker?.terminate();
+      worker = sent = null;
+      fill();
+      draw();
+      said(`These requests cannot be run here: ${reason}. "Start again" brings back the first ones.`);
+    };
+    const compute = () => {
+      const of = scenario();
+      if (of === atStart.of) shown = atStart;
+      if (of === shown.of || sent !== null) return; // when the runs of what was sent are here, this is called again
+      if (!files || location.protocol === "file:") {
+        cannot("only a page from a web server can load Python; run `make book` and `make serve-book`");
+        return;
+      }
+      if (!worker) {
+        said("Loading Python and this book's package (about 15 MB, once)…");
+        worker = new Worker(new URL("drag-worker.mjs", files), { type: "module" });
+        worker.onerror = () => cannot("the worker of this page could not be loaded");
+        worker.onmessage = ({ data: answer }) => {
+          if (answer.error) {
+            cannot(answer.error);
+            return;
+          }
+          [shown, sent] = [{ of: sent, runs: JSON.parse(answer.runs) }, null];
+          said("", false);
+          update();
+        };
+      }
+      sent = of;
+      worker.postMessage(of);
     };
 
     // --- controls ---------------------------------------------------------------------------------------------------
@@ -83,6 +125,7 @@
     const restart = (changes) => {
       state = { ...state, ...structuredClone(changes) };
       build();
+      update();
     };
     const [exampleLabel, example] = choice("Example", Object.keys(examples(data)).map((n) => [n, n]),
       (name) => restart(examples(data)[name]));
@@ -92,11 +135,12 @@
       (value) => { state.cache = Number(value); update(); });
     const add = button("Add a request", () => {
       const last = state.requests.at(-1);
-      restart({ requests: [...state.requests, { ...last, arrivalS: clamp(last.arrivalS + 0.1, RANGES.arrivalS) }] });
+      restart({ requests: [...state.requests, { ...last, arrives_s: clamp(last.arrives_s + 0.1, RANGES.arrives_s) }] });
     });
     const remove = button("Remove the last", () => restart({ requests: state.requests.slice(0, -1) }));
     const again = button("Start again", () => { example.selectedIndex = 0; restart(first); });
-    const controls = html("div", { class: "controls" }, exampleLabel, chunkLabel, cacheLabel, add, remove, again);
+    const run = button("Run", () => update());
+    const controls = html("div", { class: "controls" }, exampleLabel, chunkLabel, cacheLabel, add, remove, again, run);
 
     // --- all policies, to choose one ----------------------------------------------------------------------------------
     const policyRows = Object.fromEntries(Object.entries(data.policies).map(([policy, name]) => {
@@ -133,15 +177,15 @@
       parts.group = svg("g", { transform: `translate(0 ${i * LANE})` }, parts.hit, parts.text, parts.marks, flag);
       flag.addEventListener("keydown", (event) => {
         const step = { ArrowRight: 0.05, ArrowUp: 0.05, ArrowLeft: -0.05, ArrowDown: -0.05, PageUp: 0.5, PageDown: -0.5 };
-        const ends = { Home: RANGES.arrivalS[0], End: RANGES.arrivalS[1] };
+        const ends = { Home: RANGES.arrives_s[0], End: RANGES.arrives_s[1] };
         if (!(event.key in step) && !(event.key in ends)) return;
         event.preventDefault();
-        set(i, "arrivalS", ends[event.key] ?? state.requests[i].arrivalS + step[event.key]);
+        set(i, "arrives_s", ends[event.key] ?? state.requests[i].arrives_s + step[event.key]);
       });
       parts.group.addEventListener("pointerdown", (event) => {
-        const from = event.clientX, start = state.requests[i].arrivalS;
+        const from = event.clientX, start = state.requests[i].arrives_s;
         const perPixel = scale / (chart.clientWidth - 2 * EDGE);
-        const move = (moved) => set(i, "arrivalS", start + (moved.clientX - from) * perPixel);
+        const move = (moved) => set(i, "arrives_s", start + (moved.clientX - from) * perPixel);
         box.dataset.dragging = "";
         parts.group.setPointerCapture(event.pointerId);
         parts.group.addEventListener("pointermove", move);
@@ -179,45 +223,31 @@
         html("tbody", {}, ...rows.map((each) => each.row)));
       add.disabled = state.requests.length >= MOST;
       remove.disabled = state.requests.length <= 1;
-      update();
     };
 
     // --- drawing --------------------------------------------------------------------------------------------------------
-    const drawLane = (parts, i, { log, seen }, x) => {
+    const BARS = { prefill: [21, 16, 0.8], decode: [24, 10, 0.8], stalled: [27, 4, 0], waiting: [28.5, 1.5, 0] }; // top, height, gap
+    const drawLane = (parts, i, row, x) => {
       const request = state.requests[i];
-      const bar = (kind, from, to, y, height, gap = 0) =>
-        svg("rect", { class: kind, x: x(from), width: Math.max(x(to) - x(from) - gap, 0.7), y, height });
-      const drawn = [];
-      let at = request.arrivalS;
-      for (const step of log) {
-        const segment = step.segments.find((s) => s.id === i);
-        if (segment) {
-          const prefill = segment.kind === "prefill";
-          drawn.push(bar(segment.kind, step.startS, step.endS, prefill ? 21 : 24, prefill ? 16 : 10, 0.8));
-        } else if (step.running.includes(i) && !step.preempted.includes(i)) {
-          drawn.push(bar("stalled", step.startS, step.endS, 27, 4));
-        } else if (step.waiting.includes(i) || step.preempted.includes(i)) {
-          drawn.push(bar("waiting", Math.max(step.startS, request.arrivalS), step.endS, 28.5, 1.5));
-        } else if (step.startS < at && at < step.endS) {
-          drawn.push(bar("waiting", at, step.endS, 28.5, 1.5));
-        }
-        if (step.preempted.includes(i)) drawn.push(svg("text", { x: x(step.startS) - 4, y: 34, class: "preempted" }, "×"));
-      }
-      const { ttftS, longestTbtS } = seen[i];
-      if (ttftS !== null) drawn.push(svg("path", { class: "first", d: `M${x(request.arrivalS + ttftS)} 17v24` }));
+      const drawn = (row?.bars ?? []).map(([kind, from, to]) => {
+        const [y, height, gap] = BARS[kind];
+        return svg("rect", { class: kind, x: x(from), width: Math.max(x(to) - x(from) - gap, 0.7), y, height });
+      });
+      for (const at of row?.preempted_s ?? []) drawn.push(svg("text", { x: x(at) - 4, y: 34, class: "preempted" }, "×"));
+      if (row && row.ttft_s !== null) drawn.push(svg("path", { class: "first", d: `M${x(request.arrives_s + row.ttft_s)} 17v24` }));
       parts.marks.replaceChildren(...drawn);
-      const refused = "refused, too large";
-      parts.text.textContent = `${letter(i)}: ${ttftS === null ? refused
-        : `TTFT ${say.s(ttftS)}, longest gap ${say.ms(longestTbtS)}`}`;
+      const seen = !row ? "not run yet" : row.ttft_s === null ? "refused, too large"
+        : `TTFT ${say.s(row.ttft_s)}, longest gap ${say.ms(row.longest_tbt_s)}`;
+      parts.text.textContent = `${letter(i)}: ${seen}`;
       const width = chart.clientWidth || 600;
-      const arrow = x(request.arrivalS), fits = arrow + 14 + parts.text.getComputedTextLength() < width;
+      const arrow = x(request.arrives_s), fits = arrow + 14 + parts.text.getComputedTextLength() < width;
       parts.text.setAttribute("x", fits ? arrow + 12 : arrow - 12);
       parts.text.setAttribute("text-anchor", fits ? "start" : "end");
       parts.text.setAttribute("y", 13);
       parts.hit.setAttribute("width", width);
-      parts.flag.setAttribute("transform", `translate(${x(request.arrivalS)} 5)`);
-      for (const [name, value] of [["valuemin", 0], ["valuemax", RANGES.arrivalS[1]], ["valuenow", request.arrivalS],
-        ["valuetext", `${say.s(request.arrivalS)}; ${parts.text.textContent}`]]) parts.flag.setAttribute(`aria-${name}`, value);
+      parts.flag.setAttribute("transform", `translate(${x(request.arrives_s)} 5)`);
+      for (const [name, value] of [["valuemin", 0], ["valuemax", RANGES.arrives_s[1]], ["valuenow", request.arrives_s],
+        ["valuetext", `${say.s(request.arrives_s)}; ${parts.text.textContent}`]]) parts.flag.setAttribute(`aria-${name}`, value);
     };
 
     const drawAxis = (x, height, width) => {
@@ -231,28 +261,24 @@
       chart.querySelector(".axis").replaceChildren(...ticks);
     };
 
-    const draw = (all) => {
+    const draw = () => {
       const width = chart.clientWidth || 600, height = lanes.length * LANE;
-      const ends = Object.values(all).map(({ log }) => log.at(-1)?.endS ?? 0);
       if (!("dragging" in box.dataset) || scale === null) {
-        scale = Math.max(...ends, ...state.requests.map((r) => r.arrivalS + 0.1)) * 1.02;
+        const ends = Object.keys(data.policies).map((policy) => runOf(policy).until_s);
+        scale = Math.max(...ends, ...state.requests.map((r) => r.arrives_s + 0.1)) * 1.02;
       }
       const x = (t) => Number((EDGE + (t / scale) * (width - 2 * EDGE)).toFixed(1));
       chart.setAttribute("viewBox", `0 0 ${width} ${height + AXIS}`);
       chart.style.height = `${height + AXIS}px`;
       chart.setAttribute("aria-label", `Iterations of each request under ${data.policies[state.policy]}`);
-      lanes.forEach((parts, i) => drawLane(parts, i, all[state.policy], x));
+      lanes.forEach((parts, i) => drawLane(parts, i, runOf(state.policy).rows[i], x));
       drawAxis(x, height, width);
     };
 
-    const fill = (all) => {
+    const fill = () => {
       for (const [policy, { radio, cells, row: tr }] of Object.entries(policyRows)) {
-        const { seen } = all[policy];
-        const ttfts = seen.map((each) => each.ttftS).filter((each) => each !== null);
-        const mean = ttfts.length ? ttfts.reduce((sum, each) => sum + each, 0) / ttfts.length : null;
-        const most = (name) => seen.reduce((best, each) => (each[name] === null ? best : Math.max(best ?? 0, each[name])), null);
-        const said = [say.s(mean), say.ms(most("longestTbtS")), say.s(most("endS"))];
-        cells.forEach((cell, i) => { cell.textContent = said[i]; });
+        const one = runOf(policy);
+        [say.s(one.mean_ttft_s), say.ms(one.longest_tbt_s), say.s(one.end_s)].forEach((text, i) => { cells[i].textContent = text; });
         radio.checked = policy === state.policy;
         tr.classList.toggle("chosen", radio.checked);
       }
@@ -262,22 +288,26 @@
           input.value = value;
           output.textContent = RANGES[name][3](value);
         }
-        const { ttftS, meanTbtS, longestTbtS } = all[state.policy].seen[i];
-        [say.s(ttftS), say.ms(meanTbtS), say.ms(longestTbtS)].forEach((text, c) => { cells[c].textContent = text; });
+        const one = runOf(state.policy).rows[i] ?? { ttft_s: null, mean_tbt_s: null, longest_tbt_s: null };
+        [say.s(one.ttft_s), say.ms(one.mean_tbt_s), say.ms(one.longest_tbt_s)].forEach((text, c) => { cells[c].textContent = text; });
       });
       chunk.value = state.chunk;
       chunk.disabled = !data.chunked.includes(state.policy);
       cache.value = state.cache;
+      run.hidden = isCurrent() || sent !== null;
+      box.toggleAttribute("data-stale", !isCurrent());
     };
 
     let announcing = 0;
     const update = () => {
-      const all = results();
-      fill(all);
-      draw(all);
+      compute();
+      fill();
+      draw();
       clearTimeout(announcing);
       announcing = setTimeout(() => {
-        status.textContent = `${data.policies[state.policy]}. ${lanes.map(({ text }) => text.textContent).join("; ")}.`;
+        if (isCurrent()) {
+          said(`${data.policies[state.policy]}. ${lanes.map(({ text }) => text.textContent).join("; ")}.`, false);
+        }
         const numbers = state.requests.map((r) => Object.keys(RANGES).map((name) => r[name]).join(","));
         const address = `#drag=${[state.policy, state.chunk, state.cache, ...numbers].join(";")}`;
         if (touched) history.replaceState(null, "", address);
@@ -287,10 +317,13 @@
     let touched = false; // an address changes only for a reader who has changed something
     ["input", "change", "click", "pointerdown", "keydown"].forEach((kind) =>
       box.addEventListener(kind, () => { touched = true; }, { capture: true }));
-    const about = html("p", { class: "about" }, `Times from ${data.machine}. Each client allows ${data.maxNewTokens} tokens.`);
+    const about = html("p", { class: "about" }, `Times from ${data.machine}. Each client allows ${data.scenario.max_new_tokens} tokens.`);
     box.append(controls, policies, legend, chart, table, about, status);
-    new ResizeObserver(() => draw(results())).observe(box);
+    new ResizeObserver(draw).observe(box);
     build();
+    fill();
+    draw();
+    if (!run.hidden) said('"Run" loads Python and this book\'s package (about 15 MB, once) and runs these requests.');
     if (location.hash.startsWith("#drag=")) box.scrollIntoView();
   };
 
