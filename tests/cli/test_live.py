@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from mooncake_lab import serving
 from mooncake_lab.cli import app
-from mooncake_lab.cli.live import _FIELDS, _replayed, _RunLog, _warnings, replay, serve
+from mooncake_lab.cli.live import _FIELDS, _GrowingFile, _replayed, _warnings, replay, serve
 from mooncake_lab.cluster import ClusterSpec, CoupledPool, PrefillPool
 from mooncake_lab.core import SLO, Arrived, FirstToken, read_log
 from mooncake_lab.metrics import check_log, run_summary
@@ -206,7 +206,7 @@ def test_a_log_that_ends_says_so(tmp_path, capsys, monkeypatch):
     """When a record finds no room the log keeps those before it, whole; nobody who writes is disturbed."""
     path = tmp_path / "log.jsonl"
     record = FirstToken(at_s=1.0, request_id=1)
-    with _RunLog(path) as log:
+    with _GrowingFile(path) as log:
         log.write(record)
         whole = log._file
 
@@ -224,12 +224,12 @@ def test_a_log_that_ends_says_so(tmp_path, capsys, monkeypatch):
     assert list(read_log(path)) == [record]
     assert "ends here, but requests continue: 5 of" in capsys.readouterr().err
     ours, theirs = os.pipe()
-    with os.fdopen(ours) as reader, _RunLog(Path(f"/proc/self/fd/{theirs}")) as log:
+    with os.fdopen(ours) as reader, _GrowingFile(Path(f"/proc/self/fd/{theirs}")) as log:
         os.close(theirs)
         log.write(record)
         assert not log.is_broken
         assert json.loads(reader.readline())["request_id"] == 1
-    with _RunLog(Path("/dev/full")) as log:
+    with _GrowingFile(Path("/dev/full")) as log:
         log.write(record)
         assert log.is_broken
     assert "No space left" in capsys.readouterr().err
