@@ -41,12 +41,17 @@ from mooncake_lab.conductor import (
     named_placement,
 )
 from mooncake_lab.core import SLO, Record, TracedRequest, log_writer, rare_collections
-from mooncake_lab.perf import LatencyModel, LinkLatency, check_floor, hardware
+from mooncake_lab.perf import LatencyModel, LinkLatency, check_floor
 from mooncake_lab.simulation import DEFAULT_MAX_TOKENS, Cluster, Failure, SimulationOptions
 from mooncake_lab.workload import Trace, in_class
 
 TESTBEDS = ("fast", "arxiv")
 """The editions of the paper whose clusters are known."""
+_ASKED = (
+    "node", "prefill_node", "decode_node", "model", "speed", "ssd_gb_per_s", "lenient", "num_prompts",
+    "urgent_share",
+)  # fmt: skip
+"""Options that are told as they were given."""
 
 
 def _failure(text: str) -> Failure:
@@ -98,7 +103,20 @@ def simulate(
         int | None, at_least(1, "Number of requests to replay, from the start of the trace; all by default.")
     ] = None,
     speed: Speed = 1.0,
-    node: Annotated[str, typer.Option(help="Hardware of every node.")] = "a800-node",
+    node: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Hardware of every node, such as h100, h200, b200 or l40s (eight of them), or a TOML file, or"
+            " what calibrate --json printed.",
+        ),
+    ] = "a800-node",
+    prefill_node: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="Hardware of prefill nodes, if not that of --node.")
+    ] = None,
+    decode_node: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="Hardware of decode nodes, if not that of --node.")
+    ] = None,
     model: Annotated[str, typer.Option(help="The model that the nodes serve.")] = "llama3-70b",
     testbed: Annotated[
         str | None,
@@ -162,16 +180,17 @@ def simulate(
     # here and not above: no other command reads what the papers say
     from mooncake_lab.metrics import RunningSummary, write_perfetto
 
-    del prefill, decode, batching, ssd_tokens  # read from the context below
+    del prefill, decode, batching, ssd_tokens  # read from the context below, as are these
+    del node, prefill_node, decode_node, model, ssd_gb_per_s
     _check(context.params)
     started = time.perf_counter(), time.process_time()
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
-    latency, on_device = _node(node, model, ssd_gb_per_s, testbed)
+    latency, apart, on_device = _nodes(context.params)
     requests = read_or_fail("simulate", trace, lenient=lenient, block_size_tokens=block_size, format=format_)
     requests = requests if num_prompts is None else requests.head(num_prompts)
     full_tokens = cache_tokens or on_device if coupled else on_device
     default = FewestRequests() if coupled else KVCacheCentric()
-    assumed_s = decode_s or _trace_decode_s(requests, latency, slo, full_tokens)
+    assumed_s = decode_s or _trace_decode_s(requests, apart or latency, slo, full_tokens)
     policies: dict[str, Any] = {
         "placement": default if placement is None else named_placement(placement, seed or 0),
         "admission": named_admission(admission, decode_s=assumed_s),
@@ -187,7 +206,7 @@ def simulate(
             view_age_s=view_age,
             default_max_tokens=max_tokens or DEFAULT_MAX_TOKENS,
         )
-        cluster = Cluster(spec, latency, options, log=_to_all(sinks))
+        cluster = Cluster(spec, latency, options, decode_model=apart, log=_to_all(sinks))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     with _writing("--log", log):
@@ -195,10 +214,10 @@ def simulate(
     if perfetto:
         with _writing("--perfetto", perfetto):
             write_perfetto(perfetto, kept)
-    names = ("node", "model", "speed", "ssd_gb_per_s", "lenient", "num_prompts", "urgent_share")
-    asked = {name: context.params[name] for name in names} | {"testbed": testbed or "fast", "seed": seed or 0}
+    asked = {name: context.params[name] for name in _ASKED} | {"testbed": testbed or "fast", "seed": seed or 0}
     told = {each.name: _plain(getattr(held, each.name)) for held in (spec, options) for each in fields(held)}
-    of_run: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, "settings": asked | told}
+    of_run: dict[str, Any] = {"file": str(trace), "latency_model": latency.name}
+    of_run |= ({} if apart is None else {"decode_latency_model": apart.name}) | {"settings": asked | told}
     print_numbers(of_run | without_hit_rate(summary.numbers(), requests) | _spent(*started), json_=json_)
 
 
@@ -212,6 +231,7 @@ def _check(said: dict[str, Any]) -> None:
     both = said["prefill"] is not None and said["decode"] is not None
     either = said["prefill"] is not None or said["decode"] is not None
     ssd = said["ssd_tokens"] or said["ssd_gb_per_s"]
+    of_pool = said["prefill_node"] is not None or said["decode_node"] is not None
     bad_usage_if(
         (apart and not both, "give --prefill and --decode, or --coupled"),
         (not apart and either, "--coupled nodes do both stages; leave out --prefill and --decode"),
@@ -236,7 +256,12 @@ def _check(said: dict[str, Any]) -> None:
             "give --ssd-tokens and --ssd-gb-per-s together, or neither",
         ),
         (
-            said["testbed"] == "arxiv" and (said["node"], said["model"]) != ("a800-node", "llama3-70b"),
+            not apart and of_pool,
+            "--prefill-node and --decode-node are for separate nodes; --node says what --coupled nodes are",
+        ),
+        (
+            said["testbed"] == "arxiv"
+            and (of_pool or (said["node"], said["model"]) != ("a800-node", "llama3-70b")),
             "--testbed arxiv is fitted to --node a800-node and --model llama3-70b; leave both out",
         ),
         (said["decode_s"] is not None and admission != "predictive", "--decode-s is for --admission predictive"),
@@ -264,6 +289,15 @@ def _spec(said: dict[str, Any], on_device: int, policies: dict[str, Any]) -> Clu
     )  # fmt: skip
 
 
+def _nodes(said: dict[str, Any]) -> tuple[LatencyModel, LatencyModel | None, int]:
+    """How long everything takes, on decode nodes too where they differ, and the KVCache tokens that GPUs hold."""
+    prefill, decode = said["prefill_node"] or said["node"], said["decode_node"] or said["node"]
+    latency, on_device = _node(prefill, said["model"], said["ssd_gb_per_s"], said["testbed"])
+    if decode == prefill:
+        return latency, None, on_device
+    return latency, *_node(decode, said["model"], None, said["testbed"])
+
+
 def _node(node: str, model: str, ssd_gb_per_s: float | None, testbed: str | None) -> tuple[LatencyModel, int]:
     """The latency model of a node, with the speed of its SSDs, and the KVCache tokens that its GPUs hold.
 
@@ -271,15 +305,17 @@ def _node(node: str, model: str, ssd_gb_per_s: float | None, testbed: str | None
         typer.BadParameter: when node or model is unknown, or the SSD is faster than the node allows.
     """
     from mooncake_lab.book.testbeds import arxiv_testbed_latency
-    from mooncake_lab.book.testbeds.nodes import device_tokens, node_latency
+    from mooncake_lab.book.testbeds.nodes import find_node
 
     try:
-        known = arxiv_testbed_latency() if testbed == "arxiv" else node_latency(node, model)
+        found = find_node(node, model)
+        known = arxiv_testbed_latency() if testbed == "arxiv" else found.latency
         latency = replace(known, ssd=LinkLatency(ssd_gb_per_s * 1e9) if ssd_gb_per_s else None)
-        check_floor(latency, hardware(node))
-    except ValueError as error:
+        if found.hardware is not None:
+            check_floor(latency, found.hardware)
+    except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
-    return latency, device_tokens(hardware(node), latency.shape)
+    return latency, found.device_tokens
 
 
 def _to_all(sinks: list[Callable[[Record], None]]) -> Callable[[Record], None]:
