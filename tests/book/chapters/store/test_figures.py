@@ -59,7 +59,7 @@ def test_capacity_draws_every_point_of_the_paper():
 
 
 def test_the_gap_has_a_bar_a_policy_and_the_optimum():
-    """Bars go by their rates, each with a mark of the other rule and its share of the gap; a line is the optimum."""
+    """Bars go by their rates, with a mark of the other rule and the share of the gap; a line is the optimum."""
     base = EvictionGap(first=FIRST, capacity_blocks=200)
     rates = run(vary(base, workload=("conversation", "synthetic")), cache=False)
     figure = draw.gap(rates)
