@@ -20,6 +20,8 @@ _ID_BITS: Final = 53
 """Whole numbers up to here are exact in every reader of JSON. Two of a million blocks share an id in one recording
 of 18,000."""
 _KEY_BYTES: Final = 32
+_MOST_SESSIONS: Final = 100_000
+"""Whose latest answer is remembered; a turn of one that was quiet for longer has no delay."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -77,7 +79,10 @@ class TraceRecorder:
         if session is not None:
             answered_ms = self._answered_ms.get(session)
             taken.delay_ms = None if answered_ms is None else max(0, taken.at_ms - answered_ms)
+            self._answered_ms.pop(session, None)
             self._answered_ms[session] = None
+            if len(self._answered_ms) > _MOST_SESSIONS:
+                del self._answered_ms[next(iter(self._answered_ms))]
         self._taken[request.id] = taken
 
     def note(self, record: Record) -> None:
@@ -98,7 +103,7 @@ class TraceRecorder:
         if taken is None:
             return
         taken.output_tokens = output_tokens
-        if taken.session is not None:
+        if taken.session is not None and taken.session in self._answered_ms:
             ended_ms = None if at_s is None or not output_tokens else self._ms(at_s)
             self._answered_ms[taken.session] = ended_ms
         while self._taken:

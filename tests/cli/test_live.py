@@ -202,8 +202,12 @@ def test_replay(file, tmp_path):
     assert printed["token_hit_rate"] > 0.2
 
 
+def trace_lines(folder):
+    return [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
+
+
 def test_a_log_that_ends_says_so(tmp_path, capsys, monkeypatch):
-    """When a record finds no room the log keeps those before it, whole; nobody who writes is disturbed."""
+    """When a record finds no room the log keeps those before it, whole; a log goes on, a trace begins anew."""
     path = tmp_path / "log.jsonl"
     record = FirstToken(at_s=1.0, request_id=1)
     with _GrowingFile(path) as log:
@@ -223,6 +227,12 @@ def test_a_log_that_ends_says_so(tmp_path, capsys, monkeypatch):
         log.write(record)
     assert list(read_log(path)) == [record]
     assert "ends here, but requests continue: 5 of" in capsys.readouterr().err
+    with _GrowingFile(path) as log, _GrowingFile(tmp_path / "trace.jsonl", "trace", replaces=True) as trace:
+        log.write(record)
+        trace.write({"timestamp": 0})
+    with _GrowingFile(tmp_path / "trace.jsonl", "trace", replaces=True) as trace:
+        trace.write({"timestamp": 1})
+    assert (list(read_log(path)), trace_lines(tmp_path)) == ([record] * 2, [{"timestamp": 1}])
     ours, theirs = os.pipe()
     with os.fdopen(ours) as reader, _GrowingFile(Path(f"/proc/self/fd/{theirs}")) as log:
         os.close(theirs)

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mooncake_lab.serving.recording
 from mooncake_lab.cluster import events
 from mooncake_lab.core import Finished, Prefilled, Rejected, Request, block_keys
+from mooncake_lab.serving.openai_api.server import _recording
 from mooncake_lab.serving.recording import TraceRecorder
 from mooncake_lab.store.replay import replay
 from mooncake_lab.workload import read_trace
@@ -90,6 +92,17 @@ def test_a_turn_waits_after_the_answer_before_it():
     assert len({line["session_id"] for line in lines}) == 2
 
 
+def test_sessions_that_were_quiet_for_long_are_forgotten(monkeypatch):
+    """Only so many sessions are remembered, the latest; a turn of another has no delay."""
+    monkeypatch.setattr(mooncake_lab.serving.recording, "_MOST_SESSIONS", 2)
+    lines = []
+    recorder = TraceRecorder(lines.append, lambda _: 0)
+    for number, session in enumerate("abacba"):
+        recorder.note_event(arrived(number, [1], at_s=number, session=session), 0)
+        recorder.note(Finished(at_s=number + 0.5, request_id=number, output_tokens=1))
+    assert [line.get("delay") for line in lines] == [None, None, 1500, None, None, None]
+
+
 def test_what_had_no_answer_has_no_line():
     """A refused request has no line; one whose client left, or that never ended, keeps its tokens."""
     lines = []
@@ -112,21 +125,25 @@ def served(open_api, tmp_path_factory):
     """A recording of three conversations of three turns on a live server, its text, and the tokens it reused."""
     path = tmp_path_factory.mktemp("recorded") / "trace.jsonl"
     texts = []
+    told = []
     with open_api() as server, path.open("w") as file:
-        recorder = TraceRecorder(lambda line: file.write(json.dumps(line) + "\n"), server.runtime.shown_tokens)
-        server.runtime.on_event, server.watch = recorder.note_event, recorder.note
-        client = server.client()
-        for name in ("alice", "bobby", "carol"):
-            prompt = "system prompt that all of them share. " * 3 + f"I am {name}. "
-            for turn in range(3):
-                answer = client.completions.create(
-                    model=server.runtime.options.model, prompt=prompt, max_tokens=9,
-                    extra_headers={"X-Session-ID": f"session-of-{name}"},
-                )  # fmt: skip
-                texts += [prompt, answer.choices[0].text, f"session-of-{name}", answer.id]
-                prompt += answer.choices[0].text + f" Turn {turn} of {name}."
-        reused = [record.reused_tokens for record in server.log if isinstance(record, Prefilled)]
-        recorder.close()
+        server.watch = lambda record: [tell(record) for tell in told]
+
+        def write(line):
+            file.write(json.dumps(line) + "\n")
+
+        with _recording(server.runtime, write, told):
+            client = server.client()
+            for name in ("alice", "bobby", "carol"):
+                prompt = "system prompt that all of them share. " * 3 + f"I am {name}. "
+                for turn in range(3):
+                    answer = client.completions.create(
+                        model=server.runtime.options.model, prompt=prompt, max_tokens=9,
+                        extra_headers={"X-Session-ID": f"session-of-{name}"},
+                    )  # fmt: skip
+                    texts += [prompt, answer.choices[0].text, f"session-of-{name}", answer.id]
+                    prompt += answer.choices[0].text + f" Turn {turn} of {name}."
+            reused = [record.reused_tokens for record in server.log if isinstance(record, Prefilled)]
     return path, texts, reused
 
 
