@@ -9,6 +9,7 @@ Sources of the rules: the configuration and modeling files of transformers 5, th
 for MLA and indexers the calculator of Mooncake's authors (kvcache.ai), whose rules are the same.
 """
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -20,7 +21,10 @@ KV_DTYPES: Final[Mapping[str, int]] = MappingProxyType(
     {"float32": 32, "bfloat16": 16, "float16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}
 )
 """Types of the numbers in a KVCache, and their bits."""
-_STATE_BITS: Final = 32
+_MOST_LAYERS: Final = 10_000
+_LARGEST: Final = 2**31 - 1
+"""Of any size."""
+_STATE_DTYPE: Final = "float32"
 """Of recurrent states, unless the config says otherwise: vLLM and transformers keep them in float32."""
 
 NEUTRAL: Final = frozenset(
@@ -84,12 +88,53 @@ class _Config:
 
     def size(self, name: str, default: int | None = None) -> int:
         """A whole number of at least 1; a missing or null one has the default."""
+        return self._number(name, 1, default)
+
+    def layers(self) -> int:
+        """How many layers there are."""
+        layers = self.size("num_hidden_layers")
+        if layers > _MOST_LAYERS:
+            raise ValueError(f"{self.source}: num_hidden_layers is {layers}; allowed are 1 to {_MOST_LAYERS}")
+        return layers
+
+    def count(self, name: str) -> int:
+        """A whole number of at least 0; a missing or null one is 0."""
+        return self._number(name, 0, 0)
+
+    def _number(self, name: str, least: int, default: int | None) -> int:
         value = self.given(name)
         value = default if value is None else value
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST:
             return value
-        shown = "is missing" if value is None else f"is {value!r}"
-        raise ValueError(f"{self.source}: {name} {shown}; a whole number of at least 1 is needed")
+        shown = "is missing" if value is None else f"is {reprlib.repr(value)}"
+        allowed = f"a whole number from {least} to {_LARGEST}"
+        raise ValueError(f"{self.source}: {name} {shown}; {allowed} is needed")
+
+    def flag(self, name: str) -> bool:
+        """True or false; false where it is missing or null."""
+        value = self.given(name)
+        if value is None or isinstance(value, bool):
+            return bool(value)
+        raise ValueError(f"{self.source}: {name} is {reprlib.repr(value)}; true or false is needed")
+
+    def dtype(self, *names: str, default: str) -> str:
+        """The first of these fields that is there, which names a type of numbers."""
+        told = [value for value in map(self.given, names) if value is not None]
+        value = str(told[0]).removeprefix("torch.") if told else default
+        if value not in KV_DTYPES:
+            known = ", ".join(KV_DTYPES)
+            raise ValueError(f"{self.source}: {names[0]} is {reprlib.repr(value)}; allowed are {known}")
+        return value
+
+    def places(self, name: str) -> list[int]:
+        """A list of numbers of layers; a missing or null one is empty."""
+        value = self.given(name)
+        numbers = cast("list[object]", value) if isinstance(value, list) else []
+        if (value is not None and numbers is not value) or any(type(each) is not int for each in numbers):
+            raise ValueError(
+                f"{self.source}: {name} is {reprlib.repr(value)}; a list of numbers of layers is needed"
+            )
+        return cast("list[int]", numbers)
 
     def given(self, name: str) -> Any:
         """The value of a field; None where it is missing."""
@@ -102,7 +147,8 @@ class _Config:
         if value is None:
             return None
         if not isinstance(value, list) or not all(isinstance(each, str) for each in cast("list[object]", value)):
-            raise ValueError(f"{self.source}: {name} is {value!r}; a list with a word for each layer is needed")
+            shown = reprlib.repr(value)
+            raise ValueError(f"{self.source}: {name} is {shown}; a list with a word for each layer is needed")
         return cast("list[str]", value)
 
     def refuse_unread(self, neutral: frozenset[str]) -> None:
@@ -124,7 +170,7 @@ class _Config:
             )
 
 
-_Rule: TypeAlias = Callable[[_Config], list[LayerGroup]]
+_Rule: TypeAlias = Callable[[_Config], Sequence[LayerGroup | None]]
 
 
 def kvcache_of_config(
@@ -150,7 +196,7 @@ def kvcache_of_config(
     """
     neutral = frozenset(ignored)
     wrapped = raw.get("text_config")
-    if raw.get("model_type") in _WRAPPERS and isinstance(wrapped, dict):
+    if str(raw.get("model_type")) in _WRAPPERS and isinstance(wrapped, dict):
         outer = _Config(raw, source, 16, {"text_config"})
         outer.given("quantization_config")
         outer.refuse_unread(_OF_WHOLE | neutral)
@@ -160,12 +206,14 @@ def kvcache_of_config(
     if dtype not in KV_DTYPES:
         raise ValueError(f"{source}: KVCache of type {dtype!r}; allowed are {', '.join(KV_DTYPES)}")
     config, kind = _Config(raw, source, KV_DTYPES[dtype]), raw.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         known = ", ".join(sorted({*FAMILIES, *_WRAPPERS}))
         raise ValueError(f"{source}: model_type {kind!r} is not known; there are {known}")
     config.given("quantization_config")
-    groups = FAMILIES[str(kind)](config)
+    groups = [group for group in FAMILIES[kind](config) if group is not None]
     config.refuse_unread(NEUTRAL | neutral)
+    if not any(group.token_bytes for group in groups):
+        raise ValueError(f"{source}: none of the layers is full attention; at least one is needed")
     return KVCacheShape(name=_name(raw), groups=tuple(groups), checkpoint_tokens=checkpoint_tokens)
 
 
@@ -179,9 +227,10 @@ def _kv_dtype(raw: Mapping[str, Any]) -> str:
     scheme = cast("dict[str, Any]", quantised).get("kv_cache_scheme") if isinstance(quantised, dict) else None
     if isinstance(scheme, dict):
         told = cast("dict[str, Any]", scheme)
-        return {8: "fp8" if told.get("type") == "float" else "int8", 4: "int4"}.get(
-            told.get("num_bits", 0), f"{told.get('num_bits')} bits"
-        )
+        bits = told.get("num_bits")
+        if bits == 8:
+            return "fp8" if told.get("type") == "float" else "int8"
+        return "int4" if bits == 4 else f"{reprlib.repr(bits)} bits"
     return str(raw.get("dtype") or raw.get("torch_dtype") or "bfloat16").removeprefix("torch.")
 
 
@@ -216,7 +265,7 @@ def _attention(config: _Config, layers: int, window: int | None = None) -> list[
 
 
 def _full(config: _Config) -> list[LayerGroup]:
-    return _attention(config, config.size("num_hidden_layers"))
+    return _attention(config, config.layers())
 
 
 def _windowed(pattern: Callable[[_Config, int], bool]) -> _Rule:
@@ -227,7 +276,7 @@ def _windowed(pattern: Callable[[_Config, int], bool]) -> _Rule:
     """
 
     def rule(config: _Config) -> list[LayerGroup]:
-        layers, window = config.size("num_hidden_layers"), config.given("sliding_window")
+        layers, window = config.layers(), config.given("sliding_window")
         types, by_rule = config.names("layer_types"), [pattern(config, i) for i in range(layers)]
         if types is not None:
             _check_types(config, types, layers, {"full_attention", "sliding_attention"})
@@ -261,33 +310,35 @@ def _every(default: int) -> Callable[[_Config, int], bool]:
 
 def _late_windows(config: _Config, layer: int) -> bool:
     """Qwen's: the layers from `max_window_layers` on, if windows are in use at all."""
-    uses = config.given("use_sliding_window")
-    return bool(uses) and layer >= int(config.given("max_window_layers") or 0)
+    return config.flag("use_sliding_window") and layer >= config.count("max_window_layers")
 
 
 def _qwen(config: _Config) -> list[LayerGroup]:
-    if not config.given("use_sliding_window"):  # the field `sliding_window` has a value nevertheless
+    if not config.flag("use_sliding_window"):  # the field `sliding_window` has a value nevertheless
         config.read |= {"sliding_window", "max_window_layers", "layer_types"}
         return _full(config)
     return _windowed(_late_windows)(config)
 
 
-def _latent(config: _Config) -> list[LayerGroup]:
-    """MLA: one latent vector and one rotary key for all heads; with an indexer, that one's keys, too (DSA)."""
+def _latent_layers(config: _Config, layers: int, read_at_most_tokens: int | None = None) -> LayerGroup:
+    """Layers that keep one latent vector and one rotary key for all heads."""
     config.read |= {"num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "v_head_dim"}
-    layers, rank, rotary = (
-        config.size(name) for name in ("num_hidden_layers", "kv_lora_rank", "qk_rope_head_dim")
-    )
-    topk = config.given("index_topk")
-    group = LayerGroup(
+    rank, rotary = config.size("kv_lora_rank"), config.size("qk_rope_head_dim")
+    return LayerGroup(
         kind="latent attention (MLA)",
         layers=layers,
         token_bytes=_bytes(config, rank + rotary),
-        read_at_most_tokens=None if topk is None else config.size("index_topk"),
+        read_at_most_tokens=read_at_most_tokens,
         factors=f"({rank} latent + {rotary} rotary) x {_word(config.token_bits)}",
     )
-    if topk is None:
-        return [group]
+
+
+def _latent(config: _Config) -> list[LayerGroup]:
+    """MLA in every layer; with an indexer, that one's keys, too (DSA)."""
+    layers = config.layers()
+    if config.given("index_topk") is None:
+        return [_latent_layers(config, layers)]
+    group = _latent_layers(config, layers, config.size("index_topk"))
     _indexed(config, layers)
     width = config.size("index_head_dim")
     words = f"{width} x {_word(config.token_bits)}"
@@ -304,16 +355,13 @@ def _indexed(config: _Config, layers: int) -> None:
 
 
 def _state_bits(config: _Config) -> int:
-    told = config.given("mamba_ssm_dtype") or config.given("mamba_ssm_cache_dtype") or "float32"
-    if told not in KV_DTYPES:
-        raise ValueError(f"{config.source}: states of type {told!r}; allowed are {', '.join(KV_DTYPES)}")
-    return KV_DTYPES[str(told)] if told != "float32" else _STATE_BITS
+    return KV_DTYPES[config.dtype("mamba_ssm_dtype", "mamba_ssm_cache_dtype", default=_STATE_DTYPE)]
 
 
 def _states(
     config: _Config, kind: str, layers: int, state: int, channels: int, kernel: int, words: str
-) -> LayerGroup:
-    """Layers with a recurrent state, and the last inputs of a convolution, one fewer than its kernel is long.
+) -> LayerGroup | None:
+    """Layers with a recurrent state and the last inputs of a convolution, one fewer than its kernel is long.
 
     Args:
         config: the fields.
@@ -323,8 +371,13 @@ def _states(
         channels: of the convolution.
         kernel: its length.
         words: how the state's numbers come about.
+
+    Returns:
+        None where there are no such layers.
     """
     bits = _state_bits(config)
+    if not layers:
+        return None
     convolution = _bytes(config, channels * (kernel - 1), max(config.token_bits, 16))
     return LayerGroup(
         kind=kind,
@@ -342,9 +395,9 @@ def _types(config: _Config, layers: int, default: Callable[[int], str]) -> list[
     return types
 
 
-def _delta_net(config: _Config) -> list[LayerGroup]:
+def _delta_net(config: _Config) -> list[LayerGroup | None]:
     """Qwen3-Next and Qwen3.5: gated delta networks, and full attention in every fourth layer."""
-    layers, every = config.size("num_hidden_layers"), config.size("full_attention_interval", 4)
+    layers, every = config.layers(), config.size("full_attention_interval", 4)
     types = _types(config, layers, lambda i: "linear_attention" if (i + 1) % every else "full_attention")
     key_heads, value_heads = config.size("linear_num_key_heads"), config.size("linear_num_value_heads")
     key_width, value_width = config.size("linear_key_head_dim"), config.size("linear_value_head_dim")
@@ -361,12 +414,12 @@ def _delta_net(config: _Config) -> list[LayerGroup]:
     return [*_attention(config, full), states]
 
 
-def _kimi_linear(config: _Config) -> list[LayerGroup]:
+def _kimi_linear(config: _Config) -> list[LayerGroup | None]:
     """Kimi Linear: delta attention (KDA), and MLA in every fourth layer."""
-    layers, table = config.size("num_hidden_layers"), config.given("linear_attn_config")
+    layers, table = config.layers(), config.given("linear_attn_config")
     if isinstance(table, dict):
         told = _Config(cast("dict[str, Any]", table), f"{config.source}: linear_attn_config", config.token_bits)
-        full = len(told.given("full_attn_layers") or [])
+        full = min(layers, len(told.places("full_attn_layers")))
         told.read.add("kda_layers")
         heads, width, kernel = (told.size(name) for name in ("num_heads", "head_dim", "short_conv_kernel_size"))
         told.refuse_unread(frozenset())
@@ -377,21 +430,17 @@ def _kimi_linear(config: _Config) -> list[LayerGroup]:
         heads, width = config.size("linear_num_heads"), config.size("linear_head_dim")
         kernel = config.size("linear_conv_kernel_dim")
     config.given("mla_use_nope")
-    (latent,) = _latent(config)
     states = _states(
         config, "delta attention (KDA)", layers - full, heads * width * width, 3 * heads * width, kernel,
         f"{heads} heads x {width} x {width}",
     )  # fmt: skip
-    return [
-        LayerGroup(kind=latent.kind, layers=full, token_bytes=latent.token_bytes, factors=latent.factors),
-        states,
-    ]
+    return [_latent_layers(config, full) if full else None, states]
 
 
-def _jamba(config: _Config) -> list[LayerGroup]:
+def _jamba(config: _Config) -> list[LayerGroup | None]:
     """Jamba: Mamba, and attention in one layer of each period."""
-    layers = config.size("num_hidden_layers")
-    period, offset = config.size("attn_layer_period"), int(config.given("attn_layer_offset") or 0)
+    layers = config.layers()
+    period, offset = config.size("attn_layer_period"), config.count("attn_layer_offset")
     full = sum(i % period == offset for i in range(layers))
     inner = config.size("mamba_expand") * config.size("hidden_size")
     width = config.size("mamba_d_state")
@@ -401,9 +450,9 @@ def _jamba(config: _Config) -> list[LayerGroup]:
     return [*_attention(config, full), states]
 
 
-def _mamba2(config: _Config) -> list[LayerGroup]:
+def _mamba2(config: _Config) -> list[LayerGroup | None]:
     """Bamba and Granite 4: Mamba 2, and attention in some layers."""
-    layers, indices = config.size("num_hidden_layers"), config.given("attn_layer_indices") or []
+    layers, indices = config.layers(), config.places("attn_layer_indices")
     types = _types(config, layers, lambda i: "full_attention" if i in indices else "linear_attention")
     full = types.count("full_attention")
     inner = config.size("mamba_expand") * config.size("hidden_size")

@@ -138,7 +138,8 @@ def test_unknown_fields_are_refused_by_name(name):
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2' is not known; there are bamba, "),
         ({"model_type": None}, "model_type None is not known"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers is 0; a whole number of at least 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0; a whole number from 1"),
+        ({"num_hidden_layers": 2**30}, "num_hidden_layers is 1073741824; allowed are 1 to 10000"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers is 'many'"),
         ({"num_key_value_heads": True}, "num_key_value_heads is True"),
         ({"num_attention_heads": None}, "num_attention_heads is missing"),
@@ -275,6 +276,26 @@ def test_impossible_layers_are_refused(wrong):
         KVCacheShape(
             name="made", groups=(LayerGroup(kind="a", layers=1, token_bytes=1, factors=""),), checkpoint_tokens=0
         )
+
+
+JUNK = st.sampled_from(
+    [None, True, False, 0, -1, 3, 2**40, 1.5, "", "many", [], [3], ["full_attention"], {}, {"a": 1}, [[]]]
+)
+
+
+@given(st.sampled_from([*CONFIGS]), st.data())
+def test_no_value_of_a_field_breaks_the_reader(name, data):
+    """Whatever stands in a field, there is a KVCache, or one sentence that begins with the name of the file."""
+    raw = CONFIGS[name][0]
+    inner = dict(raw.get("text_config") or raw)
+    for field in data.draw(st.lists(st.sampled_from([*inner, "layer_types", "quantization_config"]), max_size=3)):
+        inner[field] = data.draw(JUNK)
+    raw = {**raw, "text_config": inner} if "text_config" in raw else inner
+    try:
+        said = "here: " * (kvcache_of_config(raw, source="here").kv_bytes(1000) > 0)
+    except ValueError as error:
+        said = str(error)
+    assert said.startswith("here: ")
 
 
 PAGE = (Path(__file__).parents[2] / "book" / "models.md").read_text(encoding="utf-8")

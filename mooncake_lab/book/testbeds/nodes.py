@@ -96,6 +96,9 @@ def _own_hardware(path: Path) -> tuple[perf.Hardware, Path | None]:
     if unknown or missing:
         what = f"{', '.join(unknown)} is not known" if unknown else f"{', '.join(missing)} is missing"
         raise ValueError(f"{path}: {what}; the fields are {', '.join([*known, 'times'])}")
+    endless = [name for name, value in table.items() if value == math.inf]
+    if endless:
+        raise ValueError(f"{path}: {endless[0]} is infinite; a finite number is needed")
     try:
         machine = msgspec.convert(table, perf.Hardware)
     except (msgspec.ValidationError, ValueError) as error:
@@ -115,12 +118,11 @@ def _measured(latency: perf.LatencyModel, path: Path) -> perf.LatencyModel:
 
     rows = dict[str, list[list[float]]](prefill=[], decode=[])
     columns = {"prefill": ("tokens", "reused_tokens", "seconds"), "decode": ("batch", "context_tokens", "seconds")}
-    with path.open(encoding="utf-8", newline="") as file:
-        for line, row in enumerate(csv.DictReader(file), start=2):
-            stage = row.get("stage") or ""
-            if stage not in rows:
-                raise ValueError(f"{path}:{line}: stage is {stage!r}; allowed are prefill and decode")
-            rows[stage].append([_number(row, name, f"{path}:{line}") for name in columns[stage]])
+    for line, row in enumerate(_csv_rows(path), start=2):
+        stage = row.get("stage") or ""
+        if stage not in rows:
+            raise ValueError(f"{path}:{line}: stage is {stage!r}; allowed are prefill and decode")
+        rows[stage].append([_number(row, name, f"{path}:{line}") for name in columns[stage]])
     if not any(rows.values()):
         raise ValueError(f"{path} has no times; it needs lines of the stages prefill and decode, or of one")
     import numpy as np  # with the fits
@@ -135,6 +137,14 @@ def _measured(latency: perf.LatencyModel, path: Path) -> perf.LatencyModel:
         raise ValueError(f"{path}: {error}") from error
     hybrid = perf.HybridLatency.of(prefill, decode)
     return replace(latency, name=f"fitted to {path.name}", prefill=prefill, decode=decode, hybrid=hybrid)
+
+
+def _csv_rows(path: Path) -> list[dict[str, str]]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no CSV: {error}") from error
 
 
 def _number(row: dict[str, Any], name: str, place: str) -> float:
@@ -168,7 +178,9 @@ def _calibrated(path: Path) -> NodeModel:
             dram=nothing,
             schedule_s=msgspec.convert(parts["elsewhere_s"], float),
         )
-    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError, ValueError) as error:
+        if tokens < 1 or not (latency.prefill.seconds(1) > 0 and latency.decode.step_s(1, 0) > 0):
+            raise ValueError("a prompt, a step or the KVCache is empty")  # noqa: TRY301
+    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{path} is not what calibrate --json printed: {what}") from error
     return NodeModel(path.stem, latency, tokens)

@@ -63,6 +63,8 @@ def test_a_file_describes_the_same_node(tmp_path):
         ),
         (OWN + "times = 3", "times is 3; the name of a CSV file"),
         (OWN.replace("80e9", "8e9"), "bytes of weights"),
+        (OWN.replace("80e9", "inf"), "device_memory_bytes is infinite"),
+        (OWN.replace("80e9", "nan"), "device_memory_bytes = nan"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(tmp_path, text, says):
@@ -127,6 +129,15 @@ def test_what_is_wrong_in_times_is_named(tmp_path, row, says):
         find_node(str(tmp_path / "mine.toml"))
 
 
+def test_a_file_that_is_no_csv_is_named(tmp_path):
+    """Bytes that are no text, and what the CSV reader refuses, are one sentence with the file's name."""
+    (tmp_path / "mine.toml").write_text(OWN + 'times = "times.csv"')
+    for content in (b"stage,tokens\n\xff\xfe", b'stage\n"' + b"x" * 200_000):
+        (tmp_path / "times.csv").write_bytes(content)
+        with pytest.raises(ValueError, match=r"times\.csv is no CSV: "):
+            find_node(str(tmp_path / "mine.toml"))
+
+
 def test_a_calibrated_server_is_a_node(tmp_path):
     """What calibrate printed gives its stages and its KVCache; another file is refused."""
     model = node_latency("h100-node")
@@ -147,7 +158,13 @@ def test_a_calibrated_server_is_a_node(tmp_path):
     found = find_node(str(path))
     assert (found.device_tokens, found.hardware) == (9000, None)
     assert (found.latency.decode.per_request_s, found.latency.schedule_s) == (1e-3, 0.002)
-    for text in ("{}", "[]", "no JSON", json.dumps({"model": {}, "settings": {"kv_tokens": "many"}})):
+    no_time = stages | {"decode": dict.fromkeys(stages["decode"], 0.0)}
+    for text in (
+        "{}", "[]", "no JSON", "[" * 10**5,
+        json.dumps({"model": {}, "settings": {"kv_tokens": "many"}}),
+        json.dumps({"model": stages, "settings": {"kv_tokens": 0}}),
+        json.dumps({"model": no_time, "settings": {"kv_tokens": 9000}}),
+    ):  # fmt: skip
         path.write_text(text)
         with pytest.raises(ValueError, match="is not what calibrate --json printed"):
             find_node(str(path))
