@@ -32,6 +32,7 @@ def test_every_option_of_a_cluster_reaches_its_spec():
         "decode_s",
         "shutdown_timeout",
         "log",
+        "record",
         "json_",
         "format_",
         "trace",
