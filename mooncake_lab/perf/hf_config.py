@@ -313,7 +313,7 @@ def _late_windows(config: _Config, layer: int) -> bool:
     return config.flag("use_sliding_window") and layer >= config.count("max_window_layers")
 
 
-def _qwen(config: _Config) -> list[LayerGroup]:
+def _qwen(config: _Config) -> Sequence[LayerGroup | None]:
     if not config.flag("use_sliding_window"):  # the field `sliding_window` has a value nevertheless
         config.read |= {"sliding_window", "max_window_layers", "layer_types"}
         return _full(config)

@@ -160,8 +160,8 @@ def gap(rates: pd.DataFrame) -> style.BookFigure:
 def _gap_panel(panel: Axes, rates: pd.DataFrame) -> None:
     best: Any = where(rates, policy="optimum on prefixes").iloc[0]
     names = {name: label for name, label in {**_POLICY, **_ON_PREFIXES}.items() if name != "belady"}
-    rows = [row for row in rates.to_dict(orient="records") if row["policy"] in names]
-    rows.sort(key=lambda row: row["hit_rate"])
+    kept = rates[rates["policy"].isin(list(names))].sort_values(by="hit_rate", kind="stable")
+    rows = kept.to_dict(orient="records")
     labels = [names[row["policy"]] for row in rows]
     colours = [COLOURS["lru" if row["policy"] == "lru" else "straw_man_light"] for row in rows]
     panel.barh(labels, [row["hit_rate"] for row in rows], color=colours)
