@@ -58,6 +58,7 @@ WORK = {
     "convert": ["trace", "convert", "{file}", "{folder}/converted.jsonl.gz", "--force", "--json"],
     "cache": ["cache", "{file}", "--capacity", "3", "--json"],
     "cache in tokens": ["cache", "{file}", "--capacity", "2000", "--unit=tokens", "--policy=belady", "--json"],
+    "model": ["model", "describe", "llama3-70b", "--json"],
     "cache of a fetched trace": ["cache", "{folder}/synthetic_trace.jsonl", "--capacity", "inf", "--json"],
     "simulate": ["simulate", "{file}", "--prefill-nodes", "1", "--decode-nodes", "1", "--json"],
     "simulate coupled": ["simulate", "{file}", "--coupled-nodes=2", "--speed=3", "--batching=sarathi", "--json"],
@@ -266,7 +267,7 @@ def test_doctor_says_what_is_missing(alone):
 
 def test_every_command_is_sorted():
     """A command is checked here to work or to name its extra; `doctor` says itself what is missing."""
-    assert set(COMMANDS) == {"trace", "cache", "simulate", "doctor", *NEEDS}
+    assert set(COMMANDS) == {"trace", "cache", "simulate", "model", "doctor", *NEEDS}
     assert {name.partition(" ")[0] for name in REFUSED} == {"trace", *NEEDS}
 
 

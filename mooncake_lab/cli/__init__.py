@@ -19,6 +19,7 @@ COMMANDS: Final = {
         "simulate:simulate",
         "Replay a trace on a simulated cluster in virtual time, and print a summary.",
     ),
+    "model": ("model:app", "Say what a model's KVCache takes."),
     "generate": (
         "generate:generate",
         "Generate answers to all prompts of a file, with continuous batching and a paged KVCache.",

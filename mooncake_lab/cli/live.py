@@ -51,7 +51,7 @@ from mooncake_lab.cli.options import (
     refuse_typed,
     without_hit_rate,
 )
-from mooncake_lab.cli.run_log import RunLog as _RunLog
+from mooncake_lab.cli.run_log import GrowingFile as _GrowingFile
 from mooncake_lab.cli.sessions import (
     AnswerPatience,
     Concurrency,
@@ -150,6 +150,12 @@ def serve(
     log: Annotated[
         Path | None, file_to_write("Append the run log to this file, as JSON lines.", appends=True)
     ] = None,
+    record: Annotated[
+        Path | None,
+        file_to_write(
+            "Write the traffic to this file as a trace without text: lengths, times, sessions, hashed blocks."
+        ),
+    ] = None,
     json_: Annotated[
         bool,
         typer.Option("--json", help="Print one JSON object when the server listens: url, model, workers, key."),
@@ -176,6 +182,8 @@ def serve(
     show_start()
     key = _key(context, api_key, no_api_key=no_api_key)
     name = served_model_name or model
+    same = record is not None and log is not None and record.resolve() == log.resolve()
+    bad_usage_if((same, "--record and --log name the same file; give each its own"))
     address = Address(host=host, port=port, token=key, drain_s=shutdown_timeout, model=name)
 
     def opened(url: str) -> None:
@@ -191,14 +199,24 @@ def serve(
         typer.echo(f"stopping; {requests} requests under way have {shutdown_timeout:g} s to finish", err=True)
 
     try:
-        with _failing("serve", WorkerError), contextlib.ExitStack() as opening:
-            records = None if log is None else opening.enter_context(_RunLog(log))
-            write = None if records is None else records.write
-            asyncio.run(serve_until_told(spec, live, address, opened=opened, write=write, ending=ending))
-        if records is not None and records.is_broken:
+        with _failing("serve", WorkerError), _growing(log=log, trace=record) as files:
+            writes = {name: None if file is None else file.write for name, file in files.items()}
+            outputs = {"write": writes["log"], "record": writes["trace"]}
+            asyncio.run(serve_until_told(spec, live, address, opened=opened, ending=ending, **outputs))
+        if any(file is not None and file.is_broken for file in files.values()):
             raise typer.Exit(1)  # what was lost is said already
     except asyncio.CancelledError:
         raise typer.Exit(1) from None  # told to stop before it was open
+
+
+@contextlib.contextmanager
+def _growing(**paths: Path | None) -> Generator[dict[str, _GrowingFile | None]]:
+    """The files that grow while a server runs, open and by what they are; a log goes on, others begin anew."""
+    with contextlib.ExitStack() as opening:
+        yield {
+            what: None if path is None else opening.enter_context(_GrowingFile(path, what, replaces=what != "log"))
+            for what, path in paths.items()
+        }
 
 
 def live_spec(context: typer.Context, options: dict[str, Any], **others: Any) -> "tuple[ClusterSpec, LiveOptions]":

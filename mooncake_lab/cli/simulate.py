@@ -52,16 +52,15 @@ from mooncake_lab.conductor import (
     named_placement,
 )
 from mooncake_lab.core import SLO, Record, TracedRequest, log_writer, rare_collections
-from mooncake_lab.perf import LatencyModel, LinkLatency, check_floor, hardware
+from mooncake_lab.perf import LatencyModel, LinkLatency, check_floor
 from mooncake_lab.simulation import DEFAULT_MAX_TOKENS, Cluster, Failure, SimulatedClients, SimulationOptions
 from mooncake_lab.workload import ClientRules, Trace, in_class, sessions_of
 
 TESTBEDS = ("fast", "arxiv")
 """The editions of the paper whose clusters are known."""
-
-_TOLD = (
-    "node", "model", "speed", "ssd_gb_per_s", "lenient", "num_prompts", "urgent_share",
-    "sessions", "concurrency", "retries", "first_token_patience", "answer_patience",
+_ASKED = (
+    "node", "prefill_node_type", "decode_node_type", "model", "speed", "ssd_gb_per_s", "lenient", "num_prompts",
+    "urgent_share", "sessions", "concurrency", "retries", "first_token_patience", "answer_patience",
 )  # fmt: skip
 """Options that the settings of a result repeat, beside the fields of spec and options."""
 
@@ -115,7 +114,20 @@ def simulate(
         int | None, at_least(1, "Number of requests to replay, from the start of the trace; all by default.")
     ] = None,
     speed: Speed = 1.0,
-    node: Annotated[str, typer.Option(help="Hardware of every node.")] = "a800-node",
+    node: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Hardware of every node, such as h100, h200, b200 or l40s (eight of them), or a TOML file, or"
+            " what calibrate --json printed.",
+        ),
+    ] = "a800-node",
+    prefill_node_type: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="Hardware of prefill nodes, if not that of --node.")
+    ] = None,
+    decode_node_type: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="Hardware of decode nodes, if not that of --node.")
+    ] = None,
     model: Annotated[str, typer.Option(help="The model that the nodes serve.")] = "llama3-70b",
     testbed: Annotated[
         str | None,
@@ -189,15 +201,16 @@ def simulate(
 
     # read from the context below
     del prefill_nodes, decode_nodes, batching, ssd_tokens, placement, admission, keep_answers
+    del node, prefill_node_type, decode_node_type, model, ssd_gb_per_s
     del retries, first_token_patience, answer_patience
     rules = _check(context.params)
     started = time.perf_counter(), time.process_time()
     slo = SLO(ttft_s=ttft_slo, tbt_s=tbt_slo)
-    latency, on_device = _node(node, model, ssd_gb_per_s, testbed)
+    latency, apart, on_device = _nodes(context.params)
     requests = read_or_fail("simulate", trace, lenient=lenient, block_size_tokens=block_size, format=format_)
     requests = requests if num_prompts is None else requests.head(num_prompts)
     full_tokens = cache_tokens or on_device if coupled_nodes else on_device
-    assumed_s = decode_s or _trace_decode_s(requests, latency, slo, full_tokens)
+    assumed_s = decode_s or _trace_decode_s(requests, apart or latency, slo, full_tokens)
     policies = _policies(context.params, slo, requests.block_size_tokens, assumed_s)
     summary, kept = RunningSummary(slo, prefill_group=prefill_group), list[Record]()
     sinks = [summary.read, *([kept.append] if perfetto else [])]
@@ -205,7 +218,7 @@ def simulate(
         spec = _spec(context.params, on_device, policies)
         most = max_tokens or DEFAULT_MAX_TOKENS
         options = SimulationOptions(failures=tuple(failures or ()), view_age_s=view_age, default_max_tokens=most)
-        cluster = Cluster(spec, latency, options, log=_to_all(sinks))
+        cluster = Cluster(spec, latency, options, decode_model=apart, log=_to_all(sinks))
     except ValueError as error:
         raise typer.BadParameter(by_option(str(error), context.params)) from error
     with _writing("--log", log):
@@ -216,9 +229,10 @@ def simulate(
     if perfetto:
         with _writing("--perfetto", perfetto):
             write_perfetto(perfetto, kept)
-    asked = {name: context.params[name] for name in _TOLD} | {"testbed": testbed or "fast", "seed": seed or 0}
+    asked = {name: context.params[name] for name in _ASKED} | {"testbed": testbed or "fast", "seed": seed or 0}
     told = {each.name: _plain(getattr(held, each.name)) for held in (spec, options) for each in fields(held)}
-    of_run: dict[str, Any] = {"file": str(trace), "latency_model": latency.name, "settings": asked | told}
+    of_run: dict[str, Any] = {"file": str(trace), "latency_model": latency.name}
+    of_run |= ({} if apart is None else {"decode_latency_model": apart.name}) | {"settings": asked | told}
     of_run |= numbers_of(clients)
     print_numbers(of_run | without_hit_rate(summary.numbers(), requests) | _spent(*started), json_=json_)
 
@@ -245,6 +259,7 @@ def _check(said: dict[str, Any]) -> ClientRules:
     both = said["prefill_nodes"] is not None and said["decode_nodes"] is not None
     either = said["prefill_nodes"] is not None or said["decode_nodes"] is not None
     ssd = said["ssd_tokens"] or said["ssd_gb_per_s"]
+    of_pool = said["prefill_node_type"] is not None or said["decode_node_type"] is not None
     bad_usage_if(
         (apart and not both, "give --prefill-nodes and --decode-nodes, or --coupled-nodes"),
         (not apart and either, "coupled nodes do both stages; leave out --prefill-nodes and --decode-nodes"),
@@ -273,7 +288,12 @@ def _check(said: dict[str, Any]) -> ClientRules:
             "give --ssd-tokens and --ssd-gb-per-s together, or neither",
         ),
         (
-            said["testbed"] == "arxiv" and (said["node"], said["model"]) != ("a800-node", "llama3-70b"),
+            not apart and of_pool,
+            "--prefill-node-type and --decode-node-type are for separate nodes; --node says what coupled nodes are",
+        ),
+        (
+            said["testbed"] == "arxiv"
+            and (of_pool or (said["node"], said["model"]) != ("a800-node", "llama3-70b")),
             "--testbed arxiv is fitted to --node a800-node and --model llama3-70b; leave both out",
         ),
         (said["decode_s"] is not None and admission != "predictive", "--decode-s is for --admission predictive"),
@@ -303,6 +323,15 @@ def _spec(said: dict[str, Any], on_device: int, policies: dict[str, Any]) -> Clu
     )  # fmt: skip
 
 
+def _nodes(said: dict[str, Any]) -> tuple[LatencyModel, LatencyModel | None, int]:
+    """How long everything takes, on decode nodes too where they differ, and the KVCache tokens that GPUs hold."""
+    prefill, decode = said["prefill_node_type"] or said["node"], said["decode_node_type"] or said["node"]
+    latency, on_device = _node(prefill, said["model"], said["ssd_gb_per_s"], said["testbed"])
+    if decode == prefill:
+        return latency, None, on_device
+    return latency, *_node(decode, said["model"], None, said["testbed"])
+
+
 def _node(node: str, model: str, ssd_gb_per_s: float | None, testbed: str | None) -> tuple[LatencyModel, int]:
     """The latency model of a node, with the speed of its SSDs, and the KVCache tokens that its GPUs hold.
 
@@ -310,15 +339,17 @@ def _node(node: str, model: str, ssd_gb_per_s: float | None, testbed: str | None
         typer.BadParameter: when node or model is unknown, or the SSD is faster than the node allows.
     """
     from mooncake_lab.book.testbeds import arxiv_testbed_latency
-    from mooncake_lab.book.testbeds.nodes import device_tokens, node_latency
+    from mooncake_lab.book.testbeds.nodes import find_node
 
     try:
-        known = arxiv_testbed_latency() if testbed == "arxiv" else node_latency(node, model)
+        found = find_node(node, model)
+        known = arxiv_testbed_latency() if testbed == "arxiv" else found.latency
         latency = replace(known, ssd=LinkLatency(ssd_gb_per_s * 1e9) if ssd_gb_per_s else None)
-        check_floor(latency, hardware(node))
-    except ValueError as error:
+        if found.hardware is not None:
+            check_floor(latency, found.hardware)
+    except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
-    return latency, device_tokens(hardware(node), latency.shape)
+    return latency, found.device_tokens
 
 
 def _to_all(sinks: list[Callable[[Record], None]]) -> Callable[[Record], None]:

@@ -48,6 +48,8 @@ class LatencyEstimator:
     """The nodes that prefill one prompt together by chunked pipeline parallelism (arXiv §5.1)."""
     fetches_by_layer: bool = False
     """Whether instances compute while a prefix comes from elsewhere; Algorithm 1 as printed adds the two times."""
+    decode_model: LatencyModel | None = None
+    """Of the nodes that decode, where they differ."""
 
     def prefill_s(self, request_id: int, input_tokens: int, reused_tokens: int) -> float:
         """Computing a prompt on an idle node or group."""
@@ -70,4 +72,4 @@ class LatencyEstimator:
 
     def decode_step_s(self, requests: float, context_tokens: float) -> float:
         """One decode step of a batch."""
-        return self.model.decode.step_s(requests, context_tokens)
+        return (self.decode_model or self.model).decode.step_s(requests, context_tokens)

@@ -11,6 +11,7 @@ from mooncake_lab.perf.cpp import (
     cpp_network_bytes,
     cpp_prefill_s,
 )
+from mooncake_lab.perf.hf_config import KV_DTYPES, kvcache_of_config
 from mooncake_lab.perf.iteration import (
     IterationCost,
     LinearCost,
@@ -21,6 +22,7 @@ from mooncake_lab.perf.iteration import (
     separate_round,
     transferred,
 )
+from mooncake_lab.perf.kvcache import KVCacheShape, LayerGroup, linear_kvcache
 from mooncake_lab.perf.latency import (
     DecodeLatency,
     HybridLatency,
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HARDWARE",
+    "KV_DTYPES",
     "MODELS",
     "PRINTED_A",
     "PRINTED_B",
@@ -70,7 +73,9 @@ __all__ = [
     "Hardware",
     "HybridLatency",
     "IterationCost",
+    "KVCacheShape",
     "LatencyModel",
+    "LayerGroup",
     "LinearCost",
     "LinkLatency",
     "ModelShape",
@@ -96,6 +101,8 @@ __all__ = [
     "hardware",
     "kernel_work",
     "kv_bytes",
+    "kvcache_of_config",
+    "linear_kvcache",
     "model_shape",
     "nonnegative_fit",
     "per_request_cost_s",

@@ -55,7 +55,11 @@ class Clients:
         return min(self._ready.max_context_tokens, self._room_tokens)
 
     def accept(
-        self, prompt: npt.NDArray[np.int32], params: SamplingParams, traced: Request | None
+        self,
+        prompt: npt.NDArray[np.int32],
+        params: SamplingParams,
+        traced: Request | None,
+        session: str | None = None,
     ) -> tuple[RequestStream, Request, str]:
         """A stream for a new request, the request, and why there is no room for it (empty where there is).
 
@@ -68,7 +72,10 @@ class Clients:
             "block_keys": self._keys(prompt),
             "block_size_tokens": self._spec.block_size_tokens,
         }
-        request = Request(id=self._next_id, arrival_s=0.0, **own) if traced is None else replace(traced, **own)
+        if traced is None:
+            request = Request(id=self._next_id, arrival_s=0.0, session=session, **own)
+        else:
+            request = replace(traced, **own)
         if request.id in self.streams:
             raise ValueError(f"request {request.id} is in flight already")
         self._next_id = max(self._next_id, request.id + 1)  # workers and the log know each id of a run once

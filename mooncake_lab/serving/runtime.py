@@ -226,6 +226,7 @@ class ClusterRuntime(Executor):
         *,
         traced: Request | None = None,
         completion_id: str | None = None,
+        session: str | None = None,
     ) -> RequestStream:
         """Accept a request and place it; its tokens come through the stream.
 
@@ -234,6 +235,7 @@ class ClusterRuntime(Executor):
             params: how its answer is generated.
             traced: as a trace has it, with its id in the log and what policies may know; None is a new one.
             completion_id: its id for its client, for the log.
+            session: the conversation that it belongs to, where its client says so.
 
         Raises:
             ValueError: when it can never be served.
@@ -242,7 +244,7 @@ class ClusterRuntime(Executor):
         """
         if self._is_shut:
             raise FailedError(_SHUT)
-        stream, request, refusal = self._clients.accept(prompt, params, traced)
+        stream, request, refusal = self._clients.accept(prompt, params, traced, session)
         arrived = events.RequestArrived(
             at_s=self.now_s(),
             request=request,
@@ -274,6 +276,11 @@ class ClusterRuntime(Executor):
         ready = self.supervisor.ready
         known = (token for token in more if token < ready.shape.vocabulary)
         return tuple(dict.fromkeys((*ready.end_tokens, *known)))
+
+    def shown_tokens(self, request_id: int) -> int:
+        """Tokens that the client of a request in flight has; 0 of one that is not."""
+        stream = self.streams.get(request_id)
+        return 0 if stream is None else len(stream.tokens)
 
     def max_model_len(self) -> int:
         """The most tokens that a prompt and its answer may have together."""

@@ -42,13 +42,15 @@ class Cluster:
     Args:
         spec: nodes and policies.
         model: how long everything really takes.
+        decode_model: how long everything takes on the decode nodes, where they are other machines.
         options: what only a simulation has, such as failures at set times.
         estimate: what the Conductor believes; the truth unless an experiment says otherwise.
         log: where records go instead of into a list, so that a run of any length needs no memory for them.
         env: a simpy environment of the caller's, whose processes share the cluster's time; see `start`.
 
     Raises:
-        ValueError: when nodes have SSDs that the model does not know, or an unknown instance is to fail.
+        ValueError: when nodes have SSDs that the model does not know, decode nodes differ that are not there or
+            run another model, or an unknown instance is to fail.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Cluster:
         model: LatencyModel,
         options: SimulationOptions | None = None,
         *,
+        decode_model: LatencyModel | None = None,
         estimate: Estimator | None = None,
         log: Callable[[Record], None] | None = None,
         env: simpy.Environment | None = None,
@@ -72,15 +75,20 @@ class Cluster:
         group, first = None, spec.pools[0]
         if isinstance(first, PrefillPool) and first.prefill_group > 1:
             group = CppGroup.of(model, nodes=first.prefill_group, chunk_tokens=first.chunk_tokens)
-        self.estimate = estimate or LatencyEstimator(model, group)
+        self.estimate = estimate or LatencyEstimator(model, group, decode_model=decode_model)
         self.executor: DisaggregatedExecutor | CoupledExecutor
         """The instances, which carry out commands."""
         match spec.pools:
             case (prefill, decode):
                 self.executor = DisaggregatedExecutor(
-                    spec, prefill, decode, model=model, group=group, loop=self._loop, report=self.report
-                )
+                    spec, prefill, decode, model=model, decode_model=decode_model or model, group=group,
+                    loop=self._loop, report=self.report,
+                )  # fmt: skip
             case (coupled,):
+                if decode_model is not None:
+                    raise ValueError(
+                        f"decode nodes are {decode_model.name!r}; the cluster has none, and its nodes are alike"
+                    )
                 most = partial(options.max_tokens_of, coupled)
                 self.executor = CoupledExecutor(
                     spec, coupled, most, model=model, loop=self._loop, report=self.report

@@ -123,13 +123,14 @@ class DisaggregatedExecutor(SimulatedExecutor):
         spec: of the cluster.
         prefill: its prefill pool.
         decode: its decode pool.
-        model: how long everything really takes.
+        model: how long everything really takes; of the prefill nodes, where they differ.
+        decode_model: likewise of the decode nodes.
         group: the nodes of a prefill instance, where it has several.
         loop: the virtual time.
         report: tells the coordinator of an event.
 
     Raises:
-        ValueError: when nodes have SSDs that the model does not know.
+        ValueError: when nodes have SSDs that the model does not know, or the two kinds of nodes run other models.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class DisaggregatedExecutor(SimulatedExecutor):
         decode: DecodePool,
         *,
         model: LatencyModel,
+        decode_model: LatencyModel,
         group: CppGroup | None,
         loop: EventLoop,
         report: Callable[[Event], None],
@@ -147,9 +149,17 @@ class DisaggregatedExecutor(SimulatedExecutor):
             raise ValueError(
                 f"nodes hold {prefill.ssd_tokens} tokens on SSD; latency model {model.name!r} has no ssd"
             )
+        if decode_model.shape != model.shape:
+            raise ValueError(
+                f"prefill nodes run {model.shape.name!r} and decode nodes {decode_model.shape.name!r};"
+                " both must run the same model"
+            )
         super().__init__(loop, report)
         names = [name for name, role in spec.roles.items() if role == "prefill"]
-        cards = dict.fromkeys(names, prefill.prefill_group)
+        cards: dict[str, float] = dict.fromkeys(names, prefill.prefill_group)
+        if decode_model.transfer.bytes_per_s != model.transfer.bytes_per_s:
+            share = decode_model.transfer.bytes_per_s / model.transfer.bytes_per_s
+            cards |= {name: share for name, role in spec.roles.items() if role == "decode"}
         network = Network(loop, model.transfer.bytes_per_s, model.transfer.latency_s, cards=cards)
         self.prefix_caches = PrefixCaches(
             names,
@@ -170,6 +180,7 @@ class DisaggregatedExecutor(SimulatedExecutor):
             fetch_timeout_s=prefill.fetch_timeout_s,
             streams_layers=spec.streams_layers,
             report=report,
+            decode_model=decode_model,
         )
         self.prefill = {
             name: PrefillInstance(loop, name, prefill, model, group, self.prefix_caches, self._transfer, report)
@@ -177,7 +188,7 @@ class DisaggregatedExecutor(SimulatedExecutor):
         }
         """The prefill instances, by name."""
         self.decode = {
-            name: DecodeInstance(loop, name, model, decode, report)
+            name: DecodeInstance(loop, name, decode_model, decode, report)
             for name, role in spec.roles.items()
             if role == "decode"
         }

@@ -73,6 +73,7 @@ class KVTransfer:
         fetch_timeout_s: after which time a prompt no longer waits for a prefix.
         streams_layers: whether the KVCache of a prompt leaves layer by layer while it is computed.
         report: told what arrived.
+        decode_model: how long a decode node takes to load KVCache into its GPU memory.
     """
 
     def __init__(
@@ -85,9 +86,11 @@ class KVTransfer:
         fetch_timeout_s: float,
         streams_layers: bool,
         report: Callable[[Event], None],
+        decode_model: LatencyModel,
     ) -> None:
         self._loop = loop
         self._model = model
+        self._dram = decode_model.dram
         self._network = network
         self._caches = caches
         self._fetch_timeout_s = fetch_timeout_s
@@ -247,7 +250,7 @@ class KVTransfer:
 
     def load(self, instance: str, tokens: int, loaded: Callable[[], None]) -> None:
         """Copy KVCache from the host memory of a decode node into its GPU memory, one request after the other."""
-        now_s, load_s = self._loop.now_s, self._model.dram.seconds(tokens * self._token_bytes)
+        now_s, load_s = self._loop.now_s, self._dram.seconds(tokens * self._token_bytes)
         wait_s = _take(self._link_free_s, instance, now_s, load_s) - now_s
         self._loop.call_later(wait_s + load_s, loaded)
 

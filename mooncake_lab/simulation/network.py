@@ -62,7 +62,9 @@ class Flow:
 
 
 class Network:
-    """Links between named nodes, each with one full-duplex card of the same rate, or a group with several.
+    """Links between named nodes, each with one full-duplex card of the same rate, or as many as `cards` says.
+
+    A group of nodes has several, and a node with a slower card has a part of one.
 
     Raises:
         ValueError: when the rate is not positive.
@@ -74,7 +76,7 @@ class Network:
         bytes_per_s: float,
         latency_s: float = 0.0,
         *,
-        cards: Mapping[str, int] | None = None,
+        cards: Mapping[str, float] | None = None,
     ) -> None:
         if not bytes_per_s > 0:
             raise ValueError(f"a network of {bytes_per_s!r} bytes/s; the rate must be positive")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from mooncake_lab import serving
 from mooncake_lab.cli import app
-from mooncake_lab.cli.live import _FIELDS, _replayed, _RunLog, _warnings, replay, serve
+from mooncake_lab.cli.live import _FIELDS, _GrowingFile, _replayed, _warnings, replay, serve
 from mooncake_lab.cluster import ClusterSpec, CoupledPool, DecodePool, PrefillPool
 from mooncake_lab.core import SLO, Arrived, Finished, FirstToken, read_log
 from mooncake_lab.metrics import check_log, run_summary
@@ -32,6 +32,7 @@ def test_every_option_of_a_cluster_reaches_its_spec():
         "decode_s",
         "shutdown_timeout",
         "log",
+        "record",
         "json_",
         "format_",
         "trace",
@@ -232,11 +233,15 @@ def test_replay_of_sessions(tmp_path):
     assert all(arrived[i + 3] >= finished[i] + 0.3 for i in range(3))
 
 
+def trace_lines(folder):
+    return [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
+
+
 def test_a_log_that_ends_says_so(tmp_path, capsys, monkeypatch):
-    """When a record finds no room the log keeps those before it, whole; nobody who writes is disturbed."""
+    """When a record finds no room the log keeps those before it, whole; a log goes on, a trace begins anew."""
     path = tmp_path / "log.jsonl"
     record = FirstToken(at_s=1.0, request_id=1)
-    with _RunLog(path) as log:
+    with _GrowingFile(path) as log:
         log.write(record)
         whole = log._file
 
@@ -253,13 +258,19 @@ def test_a_log_that_ends_says_so(tmp_path, capsys, monkeypatch):
         log.write(record)
     assert list(read_log(path)) == [record]
     assert "ends here, but requests continue: 5 of" in capsys.readouterr().err
+    with _GrowingFile(path) as log, _GrowingFile(tmp_path / "trace.jsonl", "trace", replaces=True) as trace:
+        log.write(record)
+        trace.write({"timestamp": 0})
+    with _GrowingFile(tmp_path / "trace.jsonl", "trace", replaces=True) as trace:
+        trace.write({"timestamp": 1})
+    assert (list(read_log(path)), trace_lines(tmp_path)) == ([record] * 2, [{"timestamp": 1}])
     ours, theirs = os.pipe()
-    with os.fdopen(ours) as reader, _RunLog(Path(f"/proc/self/fd/{theirs}")) as log:
+    with os.fdopen(ours) as reader, _GrowingFile(Path(f"/proc/self/fd/{theirs}")) as log:
         os.close(theirs)
         log.write(record)
         assert not log.is_broken
         assert json.loads(reader.readline())["request_id"] == 1
-    with _RunLog(Path("/dev/full")) as log:
+    with _GrowingFile(Path("/dev/full")) as log:
         log.write(record)
         assert log.is_broken
     assert "No space left" in capsys.readouterr().err

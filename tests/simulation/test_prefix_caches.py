@@ -155,7 +155,7 @@ def test_the_blocks_before_the_ssd_are_those_in_dram(steps, ssd_blocks):
 
 def test_each_node_has_a_cache_of_its_own_unless_it_is_told_to_share():
     """By default what one node keeps is not on another."""
-    caches = PrefixPool(["a", "b"], capacity_tokens=4096, bytes_per_token=3)
+    caches = PrefixCaches(["a", "b"], capacity_tokens=4096, bytes_per_token=3)
     caches.keep("a", request(0, 1, 2))
     assert not caches.is_shared
     assert [caches.matched(node, request(0, 1, 2)) for node in "ab"] == [2, 0]

@@ -6,6 +6,7 @@ by recency, and the victim leaves before the newcomer enters. Where they differ:
 * S3-FIFO: while nothing was evicted yet, libCacheSim fills the main queue as soon as the small one is full; the
   published algorithm does not. `fill_main_first=True` does as libCacheSim does and is compared here. Below about
   50 blocks libCacheSim's S3-FIFO ends the process, so capacities start at 60.
+* 2Q: below 4 blocks libCacheSim's first queue, a quarter of the capacity, has no room, and newcomers never stay.
 * Belady's optimum: which of the blocks that are never used again leaves first is free, and changes no hit.
 """
 
@@ -24,6 +25,7 @@ THEIRS = {
     "lfu": libcachesim.LFU,
     "arc": libcachesim.ARC,
     "sieve": libcachesim.Sieve,
+    "2q": libcachesim.TwoQ,
     "belady": libcachesim.Belady,
     "s3fifo": libcachesim.S3FIFO,
 }
@@ -136,6 +138,7 @@ def ours(name, capacity):
 @given(accesses=SKEWED, capacity=st.integers(1, 60))
 def test_random_sequences_hit_alike(name, accesses, capacity):
     """On random sequences each policy hits and misses exactly where libCacheSim does."""
+    capacity = max(4, capacity) if name == "2q" else capacity
     assert hits_of(ours(name, capacity), accesses, capacity) == their_hits(name, accesses, capacity)
 
 

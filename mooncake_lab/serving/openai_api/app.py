@@ -197,7 +197,8 @@ class OpenAIApp:
             thread = self._readers[bisect.bisect_left(_READERS_BYTES, len(body))]
             parsed = await asyncio.get_running_loop().run_in_executor(thread, read, reader, body)
         name = f"{'chatcmpl' if parsed.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
-        choices = begin(self.runtime, parsed, self._tokenizer, name)
+        session = request.headers.get("x-session-id") or None
+        choices = begin(self.runtime, parsed, self._tokenizer, name, session)
         envelope = Envelope(id=name, model=self._model, parsed=parsed)
         news = self._timed(choices, received_s)
         is_streaming = False

@@ -6,7 +6,7 @@ import functools
 import math
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
@@ -25,6 +25,7 @@ from mooncake_lab.serving.openai_api.connections import (
 )
 from mooncake_lab.serving.openai_api.telemetry import Telemetry
 from mooncake_lab.serving.openai_api.tokenizer import Tokenizer, tokenizer_of
+from mooncake_lab.serving.recording import TraceRecorder
 from mooncake_lab.serving.runtime import ClusterRuntime
 from mooncake_lab.serving.spec import LiveOptions
 from mooncake_lab.serving.timeouts import TICK_S, tick
@@ -58,6 +59,7 @@ async def serve(
     *,
     opened: Callable[[str], None],
     write: Callable[[Record], None] | None = None,
+    record: Callable[[dict[str, Any]], None] | None = None,
     ending: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; requests under way are then finished, as far as they do in time.
@@ -68,6 +70,7 @@ async def serve(
         address: where to listen.
         opened: told the URL when requests can come.
         write: gets each record as the cluster hears of it.
+        record: gets each request with its answer's length, as a line of a trace (`TraceRecorder`).
         ending: told how many requests are under way when a signal ends the taking of more.
 
     Raises:
@@ -77,11 +80,11 @@ async def serve(
         OSError: when it cannot listen there.
     """
     telemetry = Telemetry()
+    told = [telemetry.note, *([] if write is None else [write])]
 
-    def note(record: Record) -> None:
-        telemetry.note(record)
-        if write is not None:
-            write(record)
+    def note(noted: Record) -> None:
+        for tell in told:
+            tell(noted)
 
     listener, url = listen(address.host, address.port)
     with contextlib.closing(listener):
@@ -100,8 +103,28 @@ async def serve(
             for number in _SIGNALS:  # uvicorn takes them over, gives them back and raises them again: no harm
                 loop.remove_signal_handler(number)
                 signal.signal(number, end)
-            opened(url)
-            await server.serve(sockets=[listener])
+            with _recording(runtime, record, told):
+                opened(url)
+                await server.serve(sockets=[listener])
+
+
+@contextlib.contextmanager
+def _recording(
+    runtime: ClusterRuntime,
+    record: Callable[[dict[str, Any]], None] | None,
+    told: list[Callable[[Record], None]],
+) -> Generator[None]:
+    """Requests that arrive inside become lines of a trace, if somebody takes them."""
+    if record is None:
+        yield
+        return
+    recorder = TraceRecorder(record, runtime.shown_tokens)
+    runtime.on_event = recorder.note_event
+    told.append(recorder.note)
+    try:
+        yield
+    finally:
+        recorder.close()
 
 
 def listen(host: str, port: int) -> tuple[socket.socket, str]:

@@ -94,7 +94,11 @@ class Delta:
 
 
 def begin(
-    runtime: ClusterRuntime, parsed: ParsedRequest, tokenizer: Tokenizer, completion_id: str
+    runtime: ClusterRuntime,
+    parsed: ParsedRequest,
+    tokenizer: Tokenizer,
+    completion_id: str,
+    session: str | None = None,
 ) -> list[Choice]:
     """Place every prompt of a request; all of them, or none.
 
@@ -116,7 +120,8 @@ def begin(
             if params.min_new_tokens > params.max_new_tokens:
                 says = f"this answer may have 0 to {params.max_new_tokens} tokens"
                 raise BadRequestError(f"min_tokens is {params.min_new_tokens}; {says}", "min_tokens")  # noqa: TRY301
-            stream = runtime.submit(np.asarray(prompt, dtype=np.int32), params, completion_id=completion_id)
+            tokens = np.asarray(prompt, dtype=np.int32)
+            stream = runtime.submit(tokens, params, completion_id=completion_id, session=session)
             writer = Writer(tokenizer.stream(), parsed.stops, least_tokens=params.min_new_tokens)
             choices.append(Choice(index=index, stream=stream, writer=writer))
     except BaseException as error:

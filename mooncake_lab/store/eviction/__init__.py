@@ -12,6 +12,7 @@ from mooncake_lab.store.eviction.policy import EvictionPolicy, NothingToEvictErr
 from mooncake_lab.store.eviction.ranked import LFU, LengthAware
 from mooncake_lab.store.eviction.s3fifo import S3FIFO
 from mooncake_lab.store.eviction.sieve import SIEVE
+from mooncake_lab.store.eviction.twoq import TwoQ
 
 EVICTION_POLICIES: Final[Mapping[str, PolicyFactory]] = MappingProxyType(
     {
@@ -22,6 +23,7 @@ EVICTION_POLICIES: Final[Mapping[str, PolicyFactory]] = MappingProxyType(
         "arc": ARC,
         "s3fifo": S3FIFO,
         "sieve": lambda _capacity_blocks: SIEVE(),
+        "2q": TwoQ,
         "belady": lambda _capacity_blocks: Belady(),
     }
 )
@@ -52,5 +54,6 @@ __all__ = [
     "LengthAware",
     "NothingToEvictError",
     "PolicyFactory",
+    "TwoQ",
     "make_policy",
 ]

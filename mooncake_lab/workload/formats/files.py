@@ -247,5 +247,5 @@ def _zstd(path: Path) -> Any:
             continue
     raise TraceError(
         f"{path} is compressed with Zstandard, which needs Python 3.14 or the package backports.zstd"
-        " (pip install backports.zstd); plain text and gzip need nothing"
+        " (pip install 'mooncake-lab[zstd]'); plain text and gzip need nothing"
     )

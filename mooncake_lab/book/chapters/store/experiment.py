@@ -98,7 +98,7 @@ MERGED: Final = ("conversation", "toolagent", "synthetic")
 _SERIES_POINTS = 240
 
 
-class _OfStore(OfTrace):
+class OfStore(OfTrace):
     """One cache on one trace. The workload "all" is the three of `MERGED`, by time of arrival."""
 
     __slots__ = ()
@@ -109,7 +109,7 @@ class _OfStore(OfTrace):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyHitRates(_OfStore):
+class PolicyHitRates(OfStore):
     """One row: the hit rates of one cache on one trace, block by block (arXiv §4.2, Table 1)."""
 
     policy: str = "lru"
@@ -168,7 +168,7 @@ class KeepsLate(LengthAware):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityHitRates(_OfStore):
+class CapacityHitRates(OfStore):
     """One row: the prefix hit rate of one LRU cache whose room is counted in tokens (FAST'25 §5.3.1, Fig. 9)."""
 
     capacity_tokens: int | None = None
@@ -196,7 +196,7 @@ class CapacityHitRates(_OfStore):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveBlocks(_OfStore):
+class LiveBlocks(OfStore):
     """How many blocks are seen, and how many will be used again, as time goes by."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -216,7 +216,7 @@ class LiveBlocks(_OfStore):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LRUNeeds(_OfStore):
+class LRUNeeds(OfStore):
     """How large an LRU cache must be to reach a share of what an unlimited one hits, percent by percent."""
 
     def rows(self) -> Iterator[dict[str, Any]]:

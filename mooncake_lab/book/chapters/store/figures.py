@@ -1,5 +1,6 @@
 """The figures of chapter 07."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -25,7 +26,12 @@ _POLICY: Final = {
     "arc": "ARC",
     "s3fifo": "S3-FIFO",
     "sieve": "SIEVE",
+    "2q": "2Q",
     "belady": "Belady's optimum",
+}
+_ON_PREFIXES: Final = {
+    "lru on prefixes": "LRU, whole prefixes",
+    "slru on prefixes": "segmented LRU, whole prefixes",
 }
 _TABLE_1_LINES: Final = {"lru": ("-", -0.24), "lfu": ("--", 0.0), "length_aware": (":", 0.24)}
 _TIERS: Final = {
@@ -135,6 +141,40 @@ def _against_best(panel: Axes, rates: pd.DataFrame, widest: float) -> None:
     workload, size = rates["workload"].iloc[0], rates["capacity_blocks"].iloc[0]
     style.panel_title(panel, f"{_LABEL[workload]}, {size:,.0f} blocks\n")
     panel.set_xlim(0, max(1.15 * widest, 0.01))  # a few first requests may share nothing
+
+
+@style.styled
+def gap(rates: pd.DataFrame) -> style.BookFigure:
+    """Each policy between LRU and the optimum of whole prefixes: rows of `EvictionGap`, one panel a workload.
+
+    Bars have the rules of `kvcache-simulator`, and beside them stands what share of the gap they close; ticks have
+    the rule of the chapter.
+    """
+    workloads = list(dict.fromkeys(rates["workload"]))
+    figure, axes = style.new_figure(1, len(workloads), height=4.2, sharey=True)
+    for panel, workload in zip(axes, workloads, strict=True):
+        _gap_panel(panel, where(rates, workload=workload))
+    return style.finished(figure, _origin(rates), legend=axes[0].get_legend_handles_labels()[0])
+
+
+def _gap_panel(panel: Axes, rates: pd.DataFrame) -> None:
+    best: Any = where(rates, policy="optimum on prefixes").iloc[0]
+    names = {name: label for name, label in {**_POLICY, **_ON_PREFIXES}.items() if name != "belady"}
+    kept = rates[rates["policy"].isin(list(names))].sort_values(by="hit_rate", kind="stable")
+    rows = kept.to_dict(orient="records")
+    labels = [names[row["policy"]] for row in rows]
+    colours = [COLOURS["lru" if row["policy"] == "lru" else "straw_man_light"] for row in rows]
+    panel.barh(labels, [row["hit_rate"] for row in rows], color=colours)
+    look: dict[str, Any] = {"color": COLOURS["ink"], "linestyle": "None", "markersize": 9}
+    panel.plot([row["own_hit_rate"] for row in rows], labels, "|", label="all requests, in blocks", **look)
+    panel.axvline(best["hit_rate"], color=COLOURS["optimum"], linewidth=2, label="the optimum of whole prefixes")
+    for label, row in zip(labels, rows, strict=True):
+        closed = row["gap_closed"]
+        words = "" if closed is None or math.isnan(closed) else f"{round(100 * closed):d} %".replace("-", "\u2212")
+        at = (max(row["hit_rate"], row["own_hit_rate"]), label)
+        panel.annotate(words, at, xytext=(5, 0), textcoords="offset points", va="center")
+    style.panel_title(panel, f"{_LABEL[str(best['workload'])]}, {best['capacity_blocks']:,.0f} blocks")
+    panel.set(xlim=(0, max(1.1 * best["hit_rate"], 0.01)), xlabel="hit rate (fraction of tokens)")
 
 
 @style.styled

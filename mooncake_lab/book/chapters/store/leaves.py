@@ -8,31 +8,37 @@ this file has other rules: a block leaves whatever continues it, and blocks behi
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from mooncake_lab.core import BlockKey
 
+LeafOrder: TypeAlias = Literal["lru", "slru", "optimum"]
+"""Which leaf leaves first. `lru`: the one last used longest ago. `slru`, segmented LRU: the same, but leaves
+that were never found again leave before those that were. `optimum`: the one that is next used last; a block that
+is itself next used no sooner is not taken up at all (bypass)."""
+_NEVER_USED_SO_LATE: Final = 1 << 62
+
 
 def replay_leaves(
-    requests: Sequence[Sequence[BlockKey]], capacity_blocks: int, *, optimum: bool = False
+    requests: Sequence[Sequence[BlockKey]], capacity_blocks: int, order: LeafOrder = "lru"
 ) -> npt.NDArray[np.int64]:
     """Shape (requests,): blocks of each prompt's front that a cache of prefixes still holds.
 
     Args:
         requests: the block keys of each, front to back; a key names its block and all before it.
         capacity_blocks: of the cache.
-        optimum: evict the leaf that is next used last, in place of the one last used longest ago; a block that is
-            itself next used no sooner is not taken up at all (bypass).
+        order: which leaf leaves first.
 
     Raises:
         ValueError: when the capacity is negative.
     """
     if capacity_blocks < 0:
         raise ValueError(f"a cache of {capacity_blocks} blocks; allowed are 0 and more")
-    next_uses = _next_uses(requests) if optimum else None
-    tree = _PrefixTree(capacity_blocks)
+    next_uses = _next_uses(requests) if order == "optimum" else None
+    tree = _PrefixTree(capacity_blocks, kept_longer=_NEVER_USED_SO_LATE if order == "slru" else 0)
     found = np.zeros(len(requests), np.int64)
     clock = 0
     for number, keys in enumerate(requests):
@@ -42,7 +48,7 @@ def replay_leaves(
             clock += len(keys)
         else:
             ranks = next_uses[number]
-        found[number] = tree.use(keys, ranks, bypass=optimum)
+        found[number] = tree.use(keys, ranks, bypass=order == "optimum")
     return found
 
 
@@ -63,6 +69,8 @@ class _PrefixTree:
     """The blocks that are held. Mutable: every use changes it."""
 
     capacity: int
+    kept_longer: int
+    """What a block that is found again has less in rank."""
     children: dict[BlockKey, int] = field(default_factory=dict[BlockKey, int])
     """How many continuations of each block are held."""
     parent: dict[BlockKey, BlockKey | None] = field(default_factory=dict[BlockKey, BlockKey | None])
@@ -75,7 +83,7 @@ class _PrefixTree:
         """Find the front of a prompt, and take up what is missing as far as there is room; the blocks found."""
         found = 0
         while found < len(keys) and keys[found] in self.children:
-            self._set_rank(keys[found], ranks[found])
+            self._set_rank(keys[found], ranks[found] - self.kept_longer)
             found += 1
         kept = {*keys[:found]}
         before = keys[found - 1] if found else None

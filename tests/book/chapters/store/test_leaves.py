@@ -9,13 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncake_lab.book.chapters.store.gap import gap_rows, hit_rates, second_half_tokens
+from mooncake_lab.book.chapters.store.gap import (
+    ON_PREFIXES,
+    EvictionGap,
+    gap_rows,
+    hit_rates,
+    recorded_rate,
+    second_half_tokens,
+)
 from mooncake_lab.book.chapters.store.leaves import replay_leaves
 from mooncake_lab.store import EVICTION_POLICIES
 from mooncake_lab.store.replay import replay
 from mooncake_lab.workload import Trace, load
 
 RECORD = json.loads((Path(__file__).parents[4] / "data/measured/kvcache_simulator.json").read_text())["traces"]
+ORDERS = [*ON_PREFIXES.values()]
 DRAWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=9)
 
 
@@ -40,8 +48,8 @@ def chained(draws):
 def test_no_more_than_ever_seen_and_no_less_than_the_last_request(draws, capacity):
     """Found blocks are a prefix that an earlier request had; a repeated request that fits is found whole."""
     requests = chained(draws)
-    for optimum in (False, True):
-        found = replay_leaves(requests, capacity, optimum=optimum)
+    for order in ORDERS:
+        found = replay_leaves(requests, capacity, order)
         seen = set()
         for keys, blocks in zip(requests, found.tolist(), strict=True):
             assert {*keys[:blocks]} <= seen
@@ -52,18 +60,18 @@ def test_no_more_than_ever_seen_and_no_less_than_the_last_request(draws, capacit
 
 @given(DRAWS)
 def test_a_cache_without_limit_has_one_rule(draws):
-    """Where nothing leaves, both orders find what plain replay finds."""
+    """Where nothing leaves, all orders find what plain replay finds."""
     requests = chained(draws)
     plain = replay(requests, "lru", None).prefix_hits_by_request
-    for optimum in (False, True):
-        assert replay_leaves(requests, 1000, optimum=optimum).tolist() == plain
+    for order in ORDERS:
+        assert replay_leaves(requests, 1000, order).tolist() == plain
 
 
 @given(DRAWS, st.integers(0, 8))
 def test_no_eviction_policy_finds_more_than_the_optimum_of_prefixes(draws, capacity):
     """What is of use in any cache is whole prefixes, so none finds longer ones; Belady's blocks do not either."""
     requests = chained(draws)
-    most = replay_leaves(requests, capacity, optimum=True).sum()
+    most = replay_leaves(requests, capacity, "optimum").sum()
     for name in EVICTION_POLICIES:
         assert replay(requests, name, capacity).prefix_hits <= most, name
 
@@ -73,7 +81,7 @@ def test_hit_rates_are_of_the_second_half():
     trace = make_trace([0, 1], [0, 1], [0, 1], [0, 2])
     rates = hit_rates(trace, 10)
     assert {*rates.values()} == {0.75}
-    assert rates.keys() == {*EVICTION_POLICIES, "lru on prefixes", "optimum on prefixes"}
+    assert rates.keys() == {*EVICTION_POLICIES, *ON_PREFIXES}
 
 
 def best(requests, capacity):
@@ -104,7 +112,7 @@ def best(requests, capacity):
 def test_the_optimum_is_one(draws, capacity):
     """No way to keep whole prefixes finds more blocks, and LRU finds no more."""
     requests = chained(draws)
-    found = int(replay_leaves(requests, capacity, optimum=True).sum())
+    found = int(replay_leaves(requests, capacity, "optimum").sum())
     assert found == best(requests, capacity)
     assert int(replay_leaves(requests, capacity).sum()) <= found
 
@@ -119,7 +127,7 @@ def counted(name, sizes):
     ways = {
         "fifo": lambda size: replay(requests, "fifo", size).prefix_hits_by_request,
         "lru": lambda size: replay_leaves(requests, size),
-        "optimal": lambda size: replay_leaves(requests, size, optimum=True),
+        "optimal": lambda size: replay_leaves(requests, size, "optimum"),
     }
     return {
         policy: {size: second_half_tokens(trace, way(int(size))) for size in sizes} for policy, way in ways.items()
@@ -147,6 +155,23 @@ def test_the_table_of_the_gap_has_these_numbers():
     (row,) = gap_rows(["synthetic"], [6553])
     for name, policy in (("lru on prefixes", "lru"), ("optimum on prefixes", "optimal"), ("fifo", "fifo")):
         assert row[name] == told["hits"][policy]["6553"] / told["measured_tokens"]
+
+
+def test_a_leaf_that_was_found_again_stays_longer():
+    """With room for two, segmented LRU keeps the block that was found again, which LRU evicts."""
+    requests = [[1], [1], [2], [3], [1]]
+    assert replay_leaves(requests, 2, "lru").tolist() == [0, 1, 0, 0, 0]
+    assert replay_leaves(requests, 2, "slru").tolist() == [0, 1, 0, 0, 1]
+
+
+@pytest.mark.traces("conversation")
+def test_the_gap_at_a_nodes_memory_is_that_of_mooncakes_simulator():
+    """LRU and the optimum have its rates, LRU closes nothing of the gap, the optimum all, and no policy more."""
+    rows = {row["policy"]: row for row in EvictionGap().rows()}
+    assert rows["lru on prefixes"]["hit_rate"] == recorded_rate("conversation", "lru", 6553)
+    assert rows["optimum on prefixes"]["hit_rate"] == recorded_rate("conversation", "optimal", 6553)
+    assert (rows["lru on prefixes"]["gap_closed"], rows["optimum on prefixes"]["gap_closed"]) == (0, 1)
+    assert all(row["gap_closed"] <= 1 for row in rows.values())
 
 
 @pytest.mark.slow
