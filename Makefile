@@ -18,6 +18,7 @@ SUBMISSIONS ?= submissions
 GRADES ?= build/grades
 HIDDEN_SEED ?=
 JOBS ?= 1
+LATE ?=
 REQUIRE_RECORD ?=
 SOLUTIONS ?= yes
 REQUIRE_PYTHONS ?=
@@ -123,8 +124,8 @@ serve-book: book ## Serve the built book on this machine, with search [PORT]
 classroom: $(ENV) ## The students' versions of the assignments, into build/classroom
 	@$(BIN)/mooncake-lab classroom build --out build/classroom
 
-grade: $(ENV) ## Grade a folder of submissions [SUBMISSIONS=dir GRADES=dir HIDDEN_SEED JOBS]
-	@$(BIN)/mooncake-lab classroom grade "$(SUBMISSIONS)" --out "$(GRADES)" --seed "$(HIDDEN_SEED)" --jobs $(JOBS)
+grade: $(ENV) ## Grade a folder of submissions [SUBMISSIONS=dir GRADES=dir HIDDEN_SEED JOBS LATE=10%/day]
+	@$(BIN)/mooncake-lab classroom grade "$(SUBMISSIONS)" --out "$(GRADES)" --seed "$(HIDDEN_SEED)" --jobs $(JOBS) --late "$(LATE)"
 
 traces: $(ENV) ## Fetch the released traces into data/traces, checked by fingerprint
 	@failed=0; for name in conversation synthetic toolagent arxiv; do \
