@@ -258,11 +258,37 @@ def _check(said: dict[str, Any]) -> ClientRules:
     apart, admission = said["coupled_nodes"] is None, said["admission"]
     both = said["prefill_nodes"] is not None and said["decode_nodes"] is not None
     either = said["prefill_nodes"] is not None or said["decode_nodes"] is not None
-    ssd = said["ssd_tokens"] or said["ssd_gb_per_s"]
     of_pool = said["prefill_node_type"] is not None or said["decode_node_type"] is not None
+    _check_kind(said)
     bad_usage_if(
         (apart and not both, "give --prefill-nodes and --decode-nodes, or --coupled-nodes"),
         (not apart and either, "coupled nodes do both stages; leave out --prefill-nodes and --decode-nodes"),
+        (
+            bool(said["ssd_tokens"]) != (said["ssd_gb_per_s"] is not None),
+            "give --ssd-tokens and --ssd-gb-per-s together, or neither",
+        ),
+        (
+            said["testbed"] == "arxiv"
+            and (of_pool or (said["node"], said["model"]) != ("a800-node", "llama3-70b")),
+            "--testbed arxiv is fitted to --node a800-node and --model llama3-70b; leave both out",
+        ),
+        (said["decode_s"] is not None and admission != "predictive", "--decode-s is for --admission predictive"),
+        (
+            (said["urgent_share"] is not None) != (admission == "priority"),
+            "give --admission priority and --urgent-share together, or neither",
+        ),
+    )
+    if said["seed"] is not None and said["placement"] != "random" and said["urgent_share"] is None:
+        typer.echo("mooncake-lab simulate: nothing in this run is random, so --seed changes nothing", err=True)
+    return rules_of(said)
+
+
+def _check_kind(said: dict[str, Any]) -> None:
+    """Refuse options of the other kind of cluster."""
+    apart = said["coupled_nodes"] is None
+    ssd = said["ssd_tokens"] or said["ssd_gb_per_s"]
+    of_pool = said["prefill_node_type"] is not None or said["decode_node_type"] is not None
+    bad_usage_if(
         (
             apart and said["batching"] is not None,
             "--batching is for coupled nodes; prefill and decode nodes have their own",
@@ -284,27 +310,10 @@ def _check(said: dict[str, Any]) -> ClientRules:
             "--keep-answers is for decode nodes; coupled nodes keep no answers",
         ),
         (
-            bool(said["ssd_tokens"]) != (said["ssd_gb_per_s"] is not None),
-            "give --ssd-tokens and --ssd-gb-per-s together, or neither",
-        ),
-        (
             not apart and of_pool,
-            "--prefill-node-type and --decode-node-type are for separate nodes; --node says what coupled nodes are",
-        ),
-        (
-            said["testbed"] == "arxiv"
-            and (of_pool or (said["node"], said["model"]) != ("a800-node", "llama3-70b")),
-            "--testbed arxiv is fitted to --node a800-node and --model llama3-70b; leave both out",
-        ),
-        (said["decode_s"] is not None and admission != "predictive", "--decode-s is for --admission predictive"),
-        (
-            (said["urgent_share"] is not None) != (admission == "priority"),
-            "give --admission priority and --urgent-share together, or neither",
+            "--prefill-node-type and --decode-node-type are for separate nodes; coupled nodes are of --node",
         ),
     )
-    if said["seed"] is not None and said["placement"] != "random" and said["urgent_share"] is None:
-        typer.echo("mooncake-lab simulate: nothing in this run is random, so --seed changes nothing", err=True)
-    return rules_of(said)
 
 
 def _spec(said: dict[str, Any], on_device: int, policies: dict[str, Any]) -> ClusterSpec:

@@ -115,6 +115,16 @@ class SimulatedExecutor(Executor):
         return replace(request, input_tokens=grown, block_keys=(*kept, *own))
 
 
+def _check_models(prefill: PrefillPool, model: LatencyModel, decode_model: LatencyModel) -> None:
+    if prefill.ssd_tokens and model.ssd is None:
+        raise ValueError(f"nodes hold {prefill.ssd_tokens} tokens on SSD; latency model {model.name!r} has no ssd")
+    if decode_model.shape != model.shape:
+        raise ValueError(
+            f"prefill nodes run {model.shape.name!r} and decode nodes {decode_model.shape.name!r};"
+            " both must run the same model"
+        )
+
+
 @final
 class DisaggregatedExecutor(SimulatedExecutor):
     """Prefill instances, decode instances, and the network between them.
@@ -145,15 +155,7 @@ class DisaggregatedExecutor(SimulatedExecutor):
         loop: EventLoop,
         report: Callable[[Event], None],
     ) -> None:
-        if prefill.ssd_tokens and model.ssd is None:
-            raise ValueError(
-                f"nodes hold {prefill.ssd_tokens} tokens on SSD; latency model {model.name!r} has no ssd"
-            )
-        if decode_model.shape != model.shape:
-            raise ValueError(
-                f"prefill nodes run {model.shape.name!r} and decode nodes {decode_model.shape.name!r};"
-                " both must run the same model"
-            )
+        _check_models(prefill, model, decode_model)
         super().__init__(loop, report)
         names = [name for name, role in spec.roles.items() if role == "prefill"]
         cards: dict[str, float] = dict.fromkeys(names, prefill.prefill_group)

@@ -116,7 +116,7 @@ def test_a_new_instance_was_sent_nothing():
 
 
 def test_a_read_prefix_is_news_once_and_is_sent_then():
-    """An instance reads from SSD for another, which receives then, or for its own prompt; a second report is late."""
+    """An instance reads from SSD for another, which receives, or for its own prompt; a second report is late."""
     load = queued([1.0])
     load.reading[Attempt(7, 1)] = "prefill-1"
     assert load.read_tier(Attempt(7, 1)) is True
