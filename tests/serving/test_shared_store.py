@@ -129,8 +129,9 @@ def test_a_second_turn_has_the_same_tokens_wherever_its_prefix_lies(
 
 def test_what_one_worker_puts_into_the_pool_another_finds(open_cluster, expected):
     """A prefix that its worker evicted is found by the other worker, without the first: that is dead by then."""
-    shared = {"cache_tokens": 12 * BLOCK, "shared_store": "remote"}
-    with open_cluster(prefill_nodes=2, placement=ByParity(), **shared) as live:
+    with open_cluster(
+        prefill_nodes=2, placement=ByParity(), cache_tokens=12 * BLOCK, shared_store="remote"
+    ) as live:
         live.run([turn(0, conversation=1)])
         evict(live, 0, range(2, 9))
         os.kill(live.pids()["prefill-0"], signal.SIGKILL)
