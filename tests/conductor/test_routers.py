@@ -64,6 +64,7 @@ def test_the_reason_is_what_decided(name):
         "fewest_requests": "fewest requests",
         "least_tokens": "least tokens",
         "longest_prefix": "longest prefix",
+        "session_affinity": "least backlog_s",  # of a request without a session
         "cache_aware": "shortest expected TTFT, local prefix",
         "kvcache_centric": "shortest expected TTFT, local prefix",
     }
