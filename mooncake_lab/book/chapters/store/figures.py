@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any, Final
 
 import pandas as pd
@@ -160,8 +161,8 @@ def gap(rates: pd.DataFrame) -> style.BookFigure:
 def _gap_panel(panel: Axes, rates: pd.DataFrame) -> None:
     best: Any = where(rates, policy="optimum on prefixes").iloc[0]
     names = {name: label for name, label in {**_POLICY, **_ON_PREFIXES}.items() if name != "belady"}
-    kept = rates[rates["policy"].isin(list(names))].sort_values(by="hit_rate", kind="stable")
-    rows = kept.to_dict(orient="records")
+    every: list[dict[Any, Any]] = rates.to_dict(orient="records")
+    rows = sorted([row for row in every if row["policy"] in names], key=itemgetter("hit_rate"))
     labels = [names[row["policy"]] for row in rows]
     colours = [COLOURS["lru" if row["policy"] == "lru" else "straw_man_light"] for row in rows]
     panel.barh(labels, [row["hit_rate"] for row in rows], color=colours)
