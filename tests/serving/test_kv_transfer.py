@@ -337,6 +337,16 @@ def test_what_is_out_of_bounds(reception, came, message, payload_bytes, says):
     assert came.empty()
 
 
+@pytest.mark.parametrize("size", [0, 1, 70_000])
+def test_a_probe_of_a_size_that_is_allowed_is_acknowledged(reception, came, size):
+    """Its bytes follow it, are dropped, and the next probe over the same connection is read from its beginning."""
+    with dial(reception.port, WHO) as peer:
+        for _ in range(2):
+            wire.send_frame(peer, Probe(None, 0), (np.zeros(size, np.uint8),), 5)
+            assert isinstance(wire.receive_message(peer, TRANSFER_MESSAGES, 5.0)[0], Ack)
+    assert came.empty()
+
+
 @pytest.mark.parametrize(
     ("wrong", "payload_bytes", "says"),
     [
