@@ -126,6 +126,25 @@ def test_pieces_make_a_whole(way, request, came):
     assert channel is None or channel.written_bytes - before == 4 * 3 * LAYOUT.layer_bytes
 
 
+def test_a_piece_that_is_larger_than_what_may_wait_is_sent_alone(reception, came, monkeypatch):
+    """Each piece waits until the one before it is sent, and none waits forever."""
+    monkeypatch.setattr("mooncake_lab.serving.kv_transfer.sender.MOST_WAITING_BYTES", 1)
+    failed = queue.SimpleQueue()
+    sender = KVSender(reception.port, WHO, lambda job, reason: failed.put((job, reason)))
+
+    def send():
+        sender.send(StartTransfer(job=JOB, tokens=5))
+        for layer in range(2):
+            message, values = piece(layer, 0, 5)
+            sender.send(message, [bytes_of(values)])
+        sender.send(EndTransfer(job=JOB, first_token=7, reports=REPORTS))
+
+    threading.Thread(target=send, daemon=True).start()
+    assert came.get(timeout=10).first_token == 7
+    sender.close()
+    assert failed.empty()
+
+
 def test_bytes_on_their_way_from_a_device_are_waited_for_by_the_sender(reception, came):
     """`send` returns at once; the sender's thread waits until the bytes are there, and then sends them."""
     failed, copied, waiting = queue.SimpleQueue(), threading.Event(), []
