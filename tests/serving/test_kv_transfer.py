@@ -344,7 +344,7 @@ def test_wrong_token_and_model(reception):
         (
             Probe(pushed=RemoteWrite(1, 0.0), pushed_bytes=1),
             0,
-            "its bytes were pushed, but this connection has no",
+            "refers to pushed bytes, but no buffer was lent to this connection",
         ),
     ],
 )
