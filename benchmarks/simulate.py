@@ -26,7 +26,7 @@ import msgspec
 import simpy
 import typer
 
-from mooncake_lab.bench.rounds import paired_rounds
+from mooncake_lab.bench.rounds import alternating_rounds, paired_rounds
 from mooncake_lab.book.testbeds import paper_node_latency
 from mooncake_lab.cluster import COUPLED_SYSTEMS, ClusterSpec
 from mooncake_lab.core import SLO, TracedRequest, rare_collections
@@ -96,10 +96,13 @@ def measured(make: Callable[[], Cluster], trace: Trace, rounds: int) -> str:
 
 
 def play_all(half: int, clients: int, rounds: int) -> None:
-    """Print what sessions of 30 turns cost, a line for each round."""
+    """Print what sessions of 30 turns cost, the median of the rounds."""
     sessions = chat_sessions(clients, 30, sessions_per_s=10.0)
     spec = ClusterSpec.disaggregated(prefill_nodes=half, decode_nodes=half)
-    for _ in range(rounds):
+    turns = 0
+
+    def once(_round: int) -> float:
+        nonlocal turns
         cluster = Cluster(spec, paper_node_latency())
         start_s = time.process_time()
         with rare_collections():
@@ -107,9 +110,14 @@ def play_all(half: int, clients: int, rounds: int) -> None:
             cluster.run()
         run_s = time.process_time() - start_s
         turns = len(played.served)
-        typer.echo(
-            f"{clients} clients, {turns} turns, {run_s:.2f} CPU s, {turns / run_s:,.0f} turns per CPU second"
-        )
+        return run_s
+
+    taken = alternating_rounds({"play": once}, rounds, warm_up=0)
+    run_s = taken.median_s("play")
+    typer.echo(
+        f"{clients} clients, {turns} turns, {run_s:.2f} CPU s, {turns / run_s:,.0f} turns per CPU second,"
+        f" median of {rounds} rounds, load average {taken.load_average:.1f}"
+    )
 
 
 def stream_all(workload: str, half: int, sizes: list[int]) -> None:

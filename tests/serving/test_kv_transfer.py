@@ -126,6 +126,25 @@ def test_pieces_make_a_whole(way, request, came):
     assert channel is None or channel.written_bytes - before == 4 * 3 * LAYOUT.layer_bytes
 
 
+def test_a_piece_that_is_larger_than_what_may_wait_is_sent_alone(reception, came, monkeypatch):
+    """Each piece waits until the one before it is sent, and none waits forever."""
+    monkeypatch.setattr("mooncake_lab.serving.kv_transfer.sender.MOST_WAITING_BYTES", 1)
+    failed = queue.SimpleQueue()
+    sender = KVSender(reception.port, WHO, lambda job, reason: failed.put((job, reason)))
+
+    def send():
+        sender.send(StartTransfer(job=JOB, tokens=5))
+        for layer in range(2):
+            message, values = piece(layer, 0, 5)
+            sender.send(message, [bytes_of(values)])
+        sender.send(EndTransfer(job=JOB, first_token=7, reports=REPORTS))
+
+    threading.Thread(target=send, daemon=True).start()
+    assert came.get(timeout=10).first_token == 7
+    sender.close()
+    assert failed.empty()
+
+
 def test_bytes_on_their_way_from_a_device_are_waited_for_by_the_sender(reception, came):
     """`send` returns at once; the sender's thread waits until the bytes are there, and then sends them."""
     failed, copied, waiting = queue.SimpleQueue(), threading.Event(), []
@@ -325,7 +344,7 @@ def test_wrong_token_and_model(reception):
         (
             Probe(pushed=RemoteWrite(1, 0.0), pushed_bytes=1),
             0,
-            "its bytes were pushed, but this connection has no",
+            "refers to pushed bytes, but no buffer was lent to this connection",
         ),
     ],
 )
@@ -334,6 +353,16 @@ def test_what_is_out_of_bounds(reception, came, message, payload_bytes, says):
     with dial(reception.port, WHO) as peer:
         wire.send_frame(peer, message, (np.zeros(payload_bytes, np.uint8),), 5)
         assert says in refusal_of(peer)
+    assert came.empty()
+
+
+@pytest.mark.parametrize("size", [0, 1, 70_000])
+def test_a_probe_of_a_size_that_is_allowed_is_acknowledged(reception, came, size):
+    """Its bytes follow it, are dropped, and the next probe over the same connection is read from its beginning."""
+    with dial(reception.port, WHO) as peer:
+        for _ in range(2):
+            wire.send_frame(peer, Probe(None, 0), (np.zeros(size, np.uint8),), 5)
+            assert isinstance(wire.receive_message(peer, TRANSFER_MESSAGES, 5.0)[0], Ack)
     assert came.empty()
 
 
