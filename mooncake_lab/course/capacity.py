@@ -157,7 +157,8 @@ def within_limits(choice: ClusterChoice, trace: Sequence[TraceRow]) -> tuple[flo
         slo=LIMITS,
     )
     table = request_table(Cluster(spec, paper_node_latency()).run(requests))
-    late, slow = table["ttft_s"] > LIMITS.ttft_s, table["tbt_fast_s"] > LIMITS.tbt_s
+    late = table["ttft_s"].to_numpy(dtype="float64") > LIMITS.ttft_s
+    slow = table["tbt_fast_s"].to_numpy(dtype="float64") > LIMITS.tbt_s
     return float(effective(table, LIMITS).mean()), float(late.mean()), float(slow.mean())
 
 
