@@ -2,8 +2,8 @@
 
     python tests/helpers/mutants.py [TARGET ...] [--count 10] [--seed 0 ...] [--tests FILE ...]    (make mutants)
 
-A target is a package, or one of its modules (`cluster/workers`). A fault changes one expression: a comparison, an
-operator, a number, a condition. A target's score is the share of its faults with which at least one of its
+A target is a package, or one of its modules (`cluster/instances`). A fault changes one expression: a comparison,
+an operator, a number, a condition. A target's score is the share of its faults with which at least one of its
 package's tests fails. A survivor is printed with its line; either a test lacks, or the line has no consequence and
 can go. When tests are merged or deleted, the score should not fall.
 

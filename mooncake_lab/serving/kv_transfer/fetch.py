@@ -1,4 +1,4 @@
-"""Prefix blocks that come from elsewhere layer by layer: another worker (FAST'25 Algorithm 1), or the pool."""
+"""Prefix blocks from elsewhere, layer by layer: another worker (FAST'25 Algorithm 1), or the shared store."""
 
 import contextlib
 import logging

@@ -209,8 +209,8 @@ class PrefillRole:
     def _fetch(self, prompt: PrefillTask, plan: PrefixPlan, wanted: messages.Fetch) -> None:
         """Bring blocks that are not here; they stay, which is how hot blocks spread (FAST'25 §4.2).
 
-        They come from the worker that holds them, and what it lacks from the pool. Those that are given up before
-        their last layer is here are dropped.
+        They come from the worker that holds them, and what it lacks from the shared store. Those that are given up
+        before their last layer is here are dropped.
         """
         sources = dict[str, PrefixSource]()
         if wanted.port is not None:
