@@ -289,7 +289,7 @@ def test_a_pool_that_cannot_be_used_is_refused_in_a_sentence():
 def test_a_pool_that_does_not_answer_is_refused_in_a_sentence(open_cluster):
     """Something has to listen at the address of a Mooncake Store."""
     with (
-        pytest.raises(WorkerError, match=r"no pool answers at 127\.0\.0\.1:1"),
+        pytest.raises(WorkerError, match=r"no shared store answers at 127\.0\.0\.1:1"),
         open_cluster(shared_store="mooncake", shared_store_address="127.0.0.1:1"),
     ):
         pass
