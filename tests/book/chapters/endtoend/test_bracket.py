@@ -81,6 +81,14 @@ def test_a_held_back_seed_lies_within_the_intervals(workload):
         assert low - 0.01 <= gain <= high + 0.01
 
 
+def test_every_router_is_replayed_with_all_seeds_and_the_host():
+    """No router's gain is a single draw: each has an interval with the fitted host."""
+    stated = bracket.gains(bracket.recorded())
+    with_host = stated[stated["host_s"] == max(stated["host_s"])]
+    assert len(with_host) == len(bracket.BASELINES) * len(bracket.ROUTERS) * len(LIMITS_MS)
+    assert with_host[["low", "high"]].notna().all(axis=None)
+
+
 def test_the_verdicts_on_gains_are_the_same_with_every_recorded_seed():
     """On both released traces, no seed of the arrivals moves a gain out of its band or into it."""
     with_host = bracket.recorded().query("host_s > 0 and router == 'fewest_requests'")
