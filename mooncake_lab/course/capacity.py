@@ -28,28 +28,28 @@ _NEARLY_ALL: Final = 0.99
 
 
 class TraceKind(NamedTuple):
-    """From which ranges the properties of a trace are drawn, so that no two traces have the same best cluster."""
+    """What tells one kind of trace from another."""
 
-    sessions: tuple[int, int]
+    sessions: int
     """How many users there are; each has a context of its own."""
-    first_tokens: tuple[int, int]
+    first_tokens: int
     """Mean length of the first prompt of a session."""
-    turn_tokens: tuple[int, int]
+    turn_tokens: int
     """Mean number of tokens that a turn adds."""
-    output_tokens: tuple[int, int]
+    output_tokens: int
     """Mean length of an answer."""
+    gap_s: float
+    """Mean time between two arrivals."""
     requests: int
-    busy_nodes: float
-    """Nodes that a trace would keep busy if they could be divided; the budget pays eight, or fewer with memory."""
     likely: tuple[int, float]
     """Of a good cluster: cached tokens per prefill node, and the share of prefill nodes."""
 
 
 KINDS: Final[Mapping[str, TraceKind]] = MappingProxyType(
     {
-        "chats": TraceKind((40, 80), (4000, 8000), (800, 2000), (150, 400), 400, 3.6, (300_000, 0.5)),
-        "documents": TraceKind((4000, 4000), (4000, 16_000), (500, 500), (60, 500), 400, 7.0, (0, 0.75)),
-        "reports": TraceKind((4000, 4000), (300, 3000), (500, 500), (150, 600), 800, 7.0, (0, 0.5)),
+        "chats": TraceKind(60, 6000, 1500, 250, 0.16, 400, (300_000, 0.5)),
+        "documents": TraceKind(4000, 14_000, 500, 60, 0.35, 400, (0, 0.85)),
+        "reports": TraceKind(4000, 800, 500, 400, 0.05, 1000, (0, 0.5)),
     }
 )
 
@@ -108,37 +108,23 @@ def draw_trace(kind: str, seed: int | str | random.Random, speed: float = 1.0) -
     Args:
         kind: one of `KINDS`.
         seed: of the draws, for instance a name; or the draws themselves.
-        speed: how many times as many users there are, and requests per second.
+        speed: how many times as fast the requests come.
     """
     draw = seed if isinstance(seed, random.Random) else random.Random(seed)  # noqa: S311  # a workload
     how, at_s = KINDS[kind], 0.0
-    sessions = int(draw.randint(*how.sessions) * speed)
-    ranges = (how.first_tokens, how.turn_tokens, how.output_tokens)
-    first, turn, answer = (int(low * (high / low) ** draw.random()) for low, high in ranges)
-    turns = max(1.0, how.requests * speed / sessions)
-    new, context = (first + (turns - 1) * turn) / turns, first + turns * turn / 2
-    gap_s = _node_seconds(new, context, answer) / how.busy_nodes
     contexts = dict[int, tuple[int, list[int]]]()
     rows = list[TraceRow]()
-    for number in range(int(how.requests * speed)):
-        at_s += 2 * gap_s * draw.random() / speed
-        user = draw.randrange(sessions)
+    for number in range(how.requests):
+        at_s += 2 * how.gap_s * draw.random() / speed
+        user = draw.randrange(how.sessions)
         before, keys = contexts.get(user, (0, []))
-        tokens = before + _about(draw, turn if before else first)
-        output = _about(draw, answer)
+        tokens = before + _about(draw, how.turn_tokens if before else how.first_tokens)
+        output = _about(draw, how.output_tokens)
         full = before // BLOCK_TOKENS
         keys = [*keys[:full], *range(1000 * number, 1000 * number + blocks_for(tokens, BLOCK_TOKENS) - full)]
         rows.append([round(at_s, 3), tokens, output, keys])
         contexts[user] = (tokens, keys)
     return rows
-
-
-def _node_seconds(new_tokens: float, context_tokens: float, output_tokens: int) -> float:
-    """What a request needs of nodes that are used up to their limits: its prefill, and its share of decoding."""
-    node = paper_node_latency()
-    step = node.decode
-    together = (LIMITS.tbt_s - step.constant_s) / (step.per_request_s + step.per_context_token_s * context_tokens)
-    return node.prefill.seconds(new_tokens) + output_tokens * LIMITS.tbt_s / together
 
 
 def _about(draw: random.Random, mean: int) -> int:

@@ -380,8 +380,8 @@ WRONG = MappingProxyType(
                 'nodes - cluster["prefill"]',
                 0,
             ),
-            "three million cached tokens always": Wrong(
-                (1, 0, 0, 0, 2), {"(0, 200_000, 300_000, 400_000, 600_000, 1_000_000)": "(3_000_000,)"}
+            "a million cached tokens always": Wrong(
+                (1, 0, 0, 0, 2), {"(0, 100_000, 200_000, 300_000, 500_000, 1_000_000)": "(1_000_000,)"}
             ),
             "memory costs nothing": Wrong((0, 0, 0, 0, 2), {"cached = prefill *": "cached = 0 *"}),
             "half of the budget": Wrong((1, 0, 0, 0, 2), {BEST: f"budget = max(budget / 2, 20)\n    {BEST}"}),
