@@ -91,7 +91,7 @@ SAMPLES = {
     ],
     "batching": [
         RIGHT,
-        ("partly right", "allows iterations of 250 ms", {"target_s = 0.055": "target_s = 0.25"}),
+        ("partly right", "allows iterations of 200 ms", {"target_s = 0.055": "target_s = 0.2"}),
         (
             "wrong",
             "serves one request at a time",

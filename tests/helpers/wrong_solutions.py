@@ -286,8 +286,8 @@ WRONG = MappingProxyType(
             "chunks of 1,024 tokens": batching((2, 2, 2, 0, 0), "decodes + prompts", "1024 - len(decodes)"),
             "chunks of 768 tokens": batching((2, 2, 2, 1, 0), "decodes + prompts", "768 - len(decodes)"),
             "chunks of 256 tokens": batching((2, 0, 0, 0, 0), "decodes + prompts", "256 - len(decodes)"),
-            "iterations of 250 ms": Wrong((2, 2, 0, 0, 0), {"target_s = 0.055": "target_s = 0.25"}),
-            "iterations of 120 ms": Wrong((2, 2, 2, 1, 0), {"target_s = 0.055": "target_s = 0.12"}),
+            "iterations of 200 ms": Wrong((2, 2, 0, 0, 0), {"target_s = 0.055": "target_s = 0.2"}),
+            "iterations of 100 ms": Wrong((2, 2, 2, 1, 0), {"target_s = 0.055": "target_s = 0.1"}),
             "one request at a time": Wrong(
                 (2, 0, 0, 0, 0), {"waiting[: max(places, 0)]": "(() if running else waiting[:1])"}
             ),
