@@ -71,41 +71,6 @@ SAMPLES = {
             {"self.chunk_tokens = chunk_tokens": "self.chunk_tokens = bytearray(64 * 2**30)"},
         ),
     ],
-    "store": [
-        RIGHT,
-        (
-            "partly right",
-            "takes late messages for new ones",
-            {'if message["id"] > self.newest.get(message["key"], (0, None))[0]:': "if True:"},
-        ),
-        (
-            "wrong",
-            "keeps no copies",
-            {'[self.home(message["key"])] if kind == "put" else': '[] if kind == "put" else'},
-        ),
-        (
-            "malicious",
-            "shares its blocks through a file",
-            {"self.now = 0": 'self.now = 0\n        self.file = open("/dev/shm/blocks", "a+")'},
-        ),
-    ],
-    "batching": [
-        RIGHT,
-        ("partly right", "allows iterations of 200 ms", {"target_s = 0.055": "target_s = 0.2"}),
-        (
-            "wrong",
-            "serves one request at a time",
-            {"waiting[: max(places, 0)]": "(() if running else waiting[:1])"},
-        ),
-        (
-            "malicious",
-            "replaces the grader's clock and plans nothing",
-            {
-                "return Plan(segments=tuple(segments))": "import mooncake_lab.course.batching as grader\n"
-                "        grader.serve = None\n        return Plan()"
-            },
-        ),
-    ],
     "placement": [
         RIGHT,
         ("partly right", "never fetches", {"fetches = ratio > self.threshold": "fetches = False"}),
@@ -128,31 +93,6 @@ SAMPLES = {
             "malicious",
             "claims ten points and ends the process",
             {"    def admit(": '    print("10 / 10")\n    import os; os._exit(0)\n\n    def admit('},
-        ),
-    ],
-    "capacity": [
-        RIGHT,
-        (
-            "partly right",
-            "buys eight nodes at most",
-            {"best, best_load = None": "budget = min(budget, 80)\n    best, best_load = None"},
-        ),
-        (
-            "wrong",
-            "buys as many nodes of each kind",
-            {
-                "best, best_load = None": 'half = int(budget / prices["node"]) // 2\n'
-                '    return {"prefill": half, "decode": half, "cache_tokens": 0}\n    best, best_load = None'
-            },
-        ),
-        (
-            "malicious",
-            "asks for a billion nodes, and makes both forecasts",
-            {
-                "best, best_load = None": 'return {"prefill": 10**9, "decode": 10**9, "cache_tokens": -(10**18)}\n'
-                "    best, best_load = None",
-                'return "ttft" if': 'return "ttft, tbt" if',
-            },
         ),
     ],
 }

@@ -40,16 +40,16 @@ def _recorded(function, skipped):
     return call
 def _record():
     names = globals()
-    for name in ("chain_keys", "matched_blocks", "lru_hit_rate", "choose_cluster", "forecast"):
+    for name in ("chain_keys", "matched_blocks", "lru_hit_rate"):
         if name in names and not hasattr(names[name], "recorded"):
             names[name] = _recorded(names[name], 0)
-    for kind in ("MyPolicy", "MyChunking", "MyPlacement", "MyAdmission", "MyBatching", "MyNode"):
+    for kind in ("MyPolicy", "MyChunking", "MyPlacement", "MyAdmission"):
         for method in vars(names[kind]).copy() if kind in names else ():
             made = getattr(names[kind], method)
             if callable(made) and method in METHODS and not hasattr(made, "recorded"):
                 setattr(names[kind], method, _recorded(made, 1))
 METHODS = ("__init__", "touch", "insert", "remove", "victim", "__contains__")
-METHODS += ("plan", "place", "admit", "double_check", "on_message", "on_tick")
+METHODS += ("plan", "place", "admit", "double_check")
 _record()
 def seen():
     return {place: sorted(kinds) for place, kinds in SEEN.items()}

@@ -24,13 +24,7 @@ class Answering(Submission):
             self._candidate = Candidate(paper_node_latency())
         finally:
             sys.modules["__main__"] = main
-        self._cells = tuple(cells)
         self._exchange(Load([*cells]))
-
-    def another(self, share):
-        """One more of the same cells; nothing is limited."""
-        del share
-        return Answering(self._cells)
 
     def close(self):
         """Nothing was started."""

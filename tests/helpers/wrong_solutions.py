@@ -74,46 +74,6 @@ def eviction(points, touch, order, more=""):
     return Wrong(points, cells={"my-policy": EVICTION.format(touch=touch, order=order) + more})
 
 
-BATCHING = """class MyBatching:
-    def plan(self, waiting, running, limits):
-        decodes = [Segment(r.request_id, "decode", 1, r.cached_tokens, True) for r in running if r.decoding]
-        prompts, places = [], limits.max_requests - len(running)
-        left = limits.max_batch_tokens - len(decodes)
-        for r in [*(r for r in running if not r.decoding), *waiting[: max(places, 0)]]:
-            chunk = {chunk} - sum(s.new_tokens for s in prompts) * {fixed}
-            new = min(r.pending_tokens, chunk, left)
-            if new > 0:
-                prompts.append(Segment(r.request_id, "prefill", new, r.cached_tokens, new == r.pending_tokens))
-                left -= new
-        return Plan(segments=tuple({order}))
-"""
-
-
-def batching(points, order, chunk):
-    """A policy with whole prompts, or with chunks of a fixed size."""
-    fixed = int(chunk != "r.pending_tokens")
-    return Wrong(points, cells={"my-batching": BATCHING.format(order=order, chunk=chunk, fixed=fixed)})
-
-
-def store(points, changes):
-    """Another node; the rest is right."""
-    return Wrong(points, changes)
-
-
-def capacity(points, prefill, decode, cache_tokens):
-    """A cluster by a rule of thumb; the forecast is right."""
-    rule = (
-        f'nodes = int(budget / prices["node"])\n    cluster = {{"prefill": {prefill}, "cache_tokens": {cache_tokens}}}\n'
-        f'    return cluster | {{"decode": {decode}}}\n    {BEST}'
-    )
-    return Wrong(points, {BEST: rule})
-
-
-BEST = 'best, best_load = None, float("inf")'
-KEEPS = 'self.newest[message["key"]] = (message["id"], message.get("block"))'
-NEWER = 'if message["id"] > self.newest.get(message["key"], (0, None))[0]:'
-SENDS = 'return [(each, message) for each in sorted(waits)] + self.close(message["id"])'
-
 ADMIT_NOTHING_LATE = "if estimate.decode_step_s(requests, tokens) > slo.tbt_s"
 CHECK_TWICE = "if step_s > slo.tbt_s"
 PRESENT = {"node.requests for": "node.present_requests for", "node.context_tokens for": "node.present_tokens for"}
@@ -185,46 +145,6 @@ WRONG = MappingProxyType(
                 (1, 2, 0, 0, 0), "pass", "__import__('random').sample(list(self.keys), len(self.keys))"
             ),
         },
-        "store": {
-            "no copy": store(
-                (0, 2, 2, 0, 0, 0, 0),
-                {'[self.home(message["key"])] if kind == "put" else': '[] if kind == "put" else'},
-            ),
-            "a copy on every node": store(
-                (1, 2, 2, 2, 1, 0, 0), {'[self.home(message["key"])] if kind == "put" else self': "self"}
-            ),
-            "no new copy after a loss": store((1, 2, 2, 2, 0, 1, 1), {"if block is not None:": "if False:"}),
-            "forgets what was removed": store(
-                (1, 0, 0, 2, 1, 1, 1),
-                {
-                    KEEPS: KEEPS
-                    + '\n            if message["kind"] == "remove":\n                del self.newest[message["key"]]'
-                },
-            ),
-            "the last message counts": store((1, 0, 0, 2, 1, 1, 1), {NEWER: "if True:"}),
-            "sends nothing twice": store((1, 0, 0, 2, 1, 1, 1), {"% 4 == 0": "< 0"}),
-            "sends in every tick": store((1, 2, 2, 2, 1, 0, 0), {"% 4 == 0": "% 1 == 0"}),
-            "confirms removals at once": store(
-                (0, 0, 0, 2, 1, 1, 1),
-                {
-                    SENDS: f'now = [("client", {{"id": message["id"]}})] if message["kind"] == "remove" else []\n        {SENDS} + now'
-                },
-            ),
-            "removes at one other node": store(
-                (0, 0, 0, 2, 1, 1, 1),
-                {
-                    '[self.home(message["key"])] if kind == "put" else self.living - {self.name}': '[self.home(message["key"])]'
-                },
-            ),
-            "one block for keys of a kind": store(
-                (0, 0, 0, 0, 0, 0, 0),
-                {'message["key"]]': 'message["key"][:1]]', 'message["key"], (0': 'message["key"][:1], (0'},
-            ),
-            "waits for lost machines": store((1, 2, 0, 2, 1, 1, 1), {"            waits.discard(lost)\n": ""}),
-            "finds nothing": store(
-                (0, 0, 0, 0, 0, 0, 0), {'"block": block}': '"block": None}', "block is None and home": "home"}
-            ),
-        },
         "chunked": {
             "wrong labels": Wrong((0, 2, 3, 2, 2), {"new == r.pending_tokens": "True"}),
             "whole prompts": Wrong(
@@ -273,31 +193,6 @@ WRONG = MappingProxyType(
             ),
             "ignores max_requests": Wrong((0, 2, 3, 0, 2), {PROMPTS: "[*unfinished, *waiting]"}),
             "too large chunks": Wrong((1, 0, 3, 0, 2), {"left -= new": "pass"}),
-        },
-        "batching": {
-            "whole prompts first (early vLLM)": batching(
-                (2, 0, 0, 0, 0), "prompts or decodes", "r.pending_tokens"
-            ),
-            "whole prompts beside decodes (Orca)": batching(
-                (2, 0, 0, 0, 0), "decodes + prompts", "r.pending_tokens"
-            ),
-            "chunks that stall decodes": batching((2, 0, 0, 0, 0), "prompts or decodes", "1024"),
-            "chunks of 2,048 tokens": batching((2, 2, 0, 0, 0), "decodes + prompts", "2048 - len(decodes)"),
-            "chunks of 1,024 tokens": batching((2, 2, 2, 0, 0), "decodes + prompts", "1024 - len(decodes)"),
-            "chunks of 768 tokens": batching((2, 2, 2, 1, 0), "decodes + prompts", "768 - len(decodes)"),
-            "chunks of 256 tokens": batching((2, 0, 0, 0, 0), "decodes + prompts", "256 - len(decodes)"),
-            "iterations of 200 ms": Wrong((2, 2, 0, 0, 0), {"target_s = 0.055": "target_s = 0.2"}),
-            "iterations of 100 ms": Wrong((2, 2, 2, 1, 0), {"target_s = 0.055": "target_s = 0.1"}),
-            "one request at a time": Wrong(
-                (2, 0, 0, 0, 0), {"waiting[: max(places, 0)]": "(() if running else waiting[:1])"}
-            ),
-            "wrong labels": Wrong((0, 0, 0, 0, 0), {"new == r.pending_tokens": "True"}),
-            "rejects everything": Wrong(
-                (0, 0, 0, 0, 0),
-                {
-                    "decoding = [r for": "from mooncake_lab.batching import Refusal\n        return Plan(rejected=tuple(Refusal(r.request_id, 'no') for r in waiting))\n        decoding = [r for"
-                },
-            ),
         },
         "placement": {
             "never fetches, also in a policy of its own": Wrong(
@@ -369,34 +264,6 @@ WRONG = MappingProxyType(
                 {
                     "        return proposed\n": "        from dataclasses import replace\n        return replace(proposed, reason='mine')\n"
                 },
-            ),
-        },
-        "capacity": {
-            "half of the nodes each": capacity((1, 0, 0, 0, 2), "nodes // 2", "nodes - nodes // 2", 0),
-            "one decode node": capacity((1, 0, 0, 0, 2), "nodes - 1", 1, 0),
-            "nodes by tokens": capacity(
-                (1, 0, 0, 0, 2),
-                "max(1, min(nodes - 1, round(nodes * sum(r[1] for r in trace) / sum(r[1] + r[2] for r in trace))))",
-                'nodes - cluster["prefill"]',
-                0,
-            ),
-            "a million cached tokens always": Wrong(
-                (1, 0, 0, 0, 2), {"(0, 100_000, 200_000, 300_000, 500_000, 1_000_000)": "(1_000_000,)"}
-            ),
-            "memory costs nothing": Wrong((0, 0, 0, 0, 2), {"cached = prefill *": "cached = 0 *"}),
-            "half of the budget": Wrong((1, 0, 0, 0, 2), {BEST: f"budget = max(budget / 2, 20)\n    {BEST}"}),
-            "never more than eight nodes": Wrong((1, 2, 2, 0, 2), {BEST: f"budget = min(budget, 80)\n    {BEST}"}),
-            "requests decode one by one": Wrong(
-                (1, 0, 0, 0, 0), {"while requests < rate * step_s and": "while False and"}
-            ),
-            "always the first token": Wrong(
-                (1, 2, 2, 3, 0), {'return "ttft" if prefill > decode else "tbt"': 'return "ttft"'}
-            ),
-            "the smaller number of nodes": Wrong(
-                (1, 2, 2, 3, 0), {'"ttft" if prefill > decode': '"ttft" if cluster["prefill"] < cluster["decode"]'}
-            ),
-            "three nodes of a kind": Wrong(
-                (0, 0, 0, 0, 2), {BEST: f'return {{"prefill": 3, "decode": 3, "cache_tokens": 0}}\n    {BEST}'}
             ),
         },
     }

@@ -7,20 +7,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from mooncake_lab.course.grading.batching_assignment import BATCHING
 from mooncake_lab.course.grading.cache_assignments import EVICTION, KEYS
-from mooncake_lab.course.grading.capacity_assignment import CAPACITY
 from mooncake_lab.course.grading.cells import Handed, prepare
 from mooncake_lab.course.grading.confine import Allowance
 from mooncake_lab.course.grading.remarks import one_line
 from mooncake_lab.course.grading.remote import Budget, Submission, SubmissionError
 from mooncake_lab.course.grading.scheduling_assignments import ADMISSION, CHUNKED, PLACEMENT
-from mooncake_lab.course.grading.store_assignment import STORE
 from mooncake_lab.course.grading.task import Assignment, OpenResult, Task
 from mooncake_lab.store import NothingToEvictError
 
 ASSIGNMENTS: Final[Mapping[str, Assignment]] = MappingProxyType(
-    {each.topic: each for each in (KEYS, EVICTION, STORE, CHUNKED, BATCHING, PLACEMENT, ADMISSION, CAPACITY)}
+    {each.topic: each for each in (KEYS, EVICTION, CHUNKED, PLACEMENT, ADMISSION)}
 )
 """Every assignment by its topic."""
 _MOST_REMARKS: Final = 100

@@ -56,8 +56,6 @@ SIGNATURES: Final[Mapping[str, Signature]] = MappingProxyType(
         "place": Signature((Request, ClusterView), Placement),
         "admit": Signature((Request, Placement, ClusterView, SLO), Verdict),
         "double_check": Signature((Request, DecodeView, SLO), Verdict),
-        "on_message": Signature((str, dict[str, Any]), list[tuple[str, Any]]),
-        "on_tick": Signature((int,), list[tuple[str, Any]]),
     }
 )
 """Every method of a policy that the grader asks. Arguments at the end that have a default may be left out."""

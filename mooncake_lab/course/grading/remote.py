@@ -55,8 +55,6 @@ _START_S: Final = 60.0
 
 _MOST_HELD_BYTES: Final = 16 * KIB
 """Limit for queued questions without an answer: one message carries them and the next question that has one."""
-_MOST_SHARES: Final = 2
-"""Python with numpy and this package needs more than a smaller part of the memory."""
 _KERNEL_BYTES: Final = 128 * MIB
 """What a control group allows besides memory and files: page tables, and what the kernel keeps for a process."""
 _FOLDER_PREFIX: Final = "mooncake-lab-submission-"
@@ -90,8 +88,8 @@ class Budget:
         if math.isinf(self.ends_s):
             self.ends_s = time.monotonic() + self.allowance.wall_s
 
-    def left(self, share: int = 1) -> Allowance:
-        """What the next process may use, if it is one of `share` that are there at the same time.
+    def left(self) -> Allowance:
+        """What the next process may use.
 
         Raises:
             SubmissionError: when processor time or time is used up.
@@ -101,11 +99,7 @@ class Budget:
         cpu_s = math.ceil(self.allowance.cpu_s - self.cpu_used_s)
         if cpu_s <= 0:
             raise SubmissionError(f"it used more than {self.allowance.cpu_s} s of processor time in all")
-        return replace(
-            self.allowance,
-            cpu_s=math.ceil(cpu_s / share),
-            memory_bytes=self.allowance.memory_bytes // min(share, _MOST_SHARES),
-        )
+        return replace(self.allowance, cpu_s=cpu_s)
 
 
 class Submission:
@@ -115,7 +109,6 @@ class Submission:
         cells: the code, in the order of the notebook.
         allowance: what it may use; where a budget is given, that of the budget.
         budget: what it shares with the other processes of the same submission.
-        share: of how many processes at a time it is one; it gets this part of the memory and the processor time.
 
     Raises:
         UnconfinableError: when this machine cannot confine a process.
@@ -123,17 +116,11 @@ class Submission:
     """
 
     def __init__(
-        self,
-        cells: Sequence[Code],
-        allowance: Allowance | None = None,
-        budget: Budget | None = None,
-        *,
-        share: int = 1,
+        self, cells: Sequence[Code], allowance: Allowance | None = None, budget: Budget | None = None
     ) -> None:
         check_confinable()
-        self._cells = tuple(cells)
         self._budget = budget or Budget(allowance=allowance or Allowance())
-        self._allowance = self._budget.left(share)
+        self._allowance = self._budget.left()
         self._folder = None if why_no_folder() else _Folder()
         self._cpu_before_s = self._cpu_s = 0.0
         self._status: int | None = None
@@ -171,10 +158,6 @@ class Submission:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def another(self, share: int) -> "Submission":
-        """One more process of the same cells, one of `share` with one budget; it sees nothing of the others."""
-        return Submission(self._cells, budget=self._budget, share=share)
 
     def close(self) -> None:
         """End the process, whatever it is doing; its files go with it."""

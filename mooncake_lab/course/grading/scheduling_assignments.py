@@ -46,7 +46,6 @@ from mooncake_lab.course.grading.task import (
     RemoteAdmission,
     RemoteBatching,
     RemotePlacement,
-    ServingAll,
     Task,
     require,
     scored,
@@ -61,6 +60,32 @@ _FEW_PLACES: Final = replace(_LIMITS, max_requests=4)
 """Fewer places than requests, where the task is about who gets one."""
 _REQUESTS: Final = 12
 _NEW_TOKENS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """A policy that has to serve every request: this assignment asks for no other decision.
+
+    A policy that refuses everything would otherwise let no decode wait, and keep every chunk small.
+    """
+
+    inner: BatchingPolicy
+
+    def __str__(self) -> str:
+        return str(self.inner)
+
+    def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
+        """The plan of the other policy.
+
+        Raises:
+            SubmissionError: when it rejects, preempts or swaps a request.
+        """
+        plan = self.inner.plan(waiting, running, limits)
+        for name in ("rejected", "preempted", "swapped"):
+            require(
+                not getattr(plan, name), f"a plan has {name} requests; every request must be served, without that"
+            )
+        return plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +117,7 @@ def _labelled(segment: Segment, request: Progress | None) -> Segment:
 
 
 def _chunking(submission: Submission) -> BatchingPolicy:
-    return ServingAll(RemoteBatching(submission, submission.make("MyChunking", _CHUNK_TOKENS)))
+    return _Serving(RemoteBatching(submission, submission.make("MyChunking", _CHUNK_TOKENS)))
 
 
 def _iterations(policy: BatchingPolicy, seed: str, limits: Limits = _LIMITS) -> list[Iteration]:

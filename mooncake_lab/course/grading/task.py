@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from mooncake_lab.batching import BatchingPolicy, Limits, Plan, Progress, Refusal
+from mooncake_lab.batching import Limits, Plan, Progress, Refusal
 from mooncake_lab.conductor import ClusterView, Decision, DecodeView, Estimator, Placement, Rejection
 from mooncake_lab.core import SLO, BlockKey, Request
 from mooncake_lab.course.grading.messages import EstimatorName, Passes, Refuses
@@ -179,7 +179,6 @@ class RemoteBatching:
     submission: Submission
     number: int
     plans: int = 0
-    most_plans: int = MOST_PLANS
 
     def __str__(self) -> str:
         return "your policy"  # errors name the policy, and a student reads them
@@ -192,8 +191,8 @@ class RemoteBatching:
         """
         self.plans += 1
         require(
-            self.plans <= self.most_plans,
-            f"after {self.most_plans:,} iterations {len(waiting)} requests still wait and {len(running)} run",
+            self.plans <= MOST_PLANS,
+            f"after {MOST_PLANS:,} iterations {len(waiting)} requests still wait and {len(running)} run",
         )
         plan: Plan = self.submission.ask(self.number, "plan", waiting, running, limits)
         named = len(plan.segments) + len(plan.preempted) + len(plan.swapped) + len(plan.rejected)
@@ -207,32 +206,6 @@ class RemoteBatching:
             rejected=tuple(Refusal(each.request_id, each.reason[:_LONGEST_REASON]) for each in plan.rejected),
             reason=plan.reason[:_LONGEST_REASON],
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ServingAll:
-    """A batching policy that has to serve every request: no assignment asks it for another decision.
-
-    A policy that refuses everything would otherwise let no decode wait, and keep every chunk small.
-    """
-
-    inner: BatchingPolicy
-
-    def __str__(self) -> str:
-        return str(self.inner)
-
-    def plan(self, waiting: Sequence[Progress], running: Sequence[Progress], limits: Limits) -> Plan:
-        """The plan of the other policy.
-
-        Raises:
-            SubmissionError: when it rejects, preempts or swaps a request.
-        """
-        plan = self.inner.plan(waiting, running, limits)
-        for name in ("rejected", "preempted", "swapped"):
-            require(
-                not getattr(plan, name), f"a plan has {name} requests; every request must be served, without that"
-            )
-        return plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,19 +244,6 @@ class RemoteAdmission(_Remote):
                 return _checked(rejection, request, "decode")
             case _:
                 return None
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteNode(_Remote):
-    """A node of a store (`course.store.StoreNode`)."""
-
-    def on_message(self, sender: str, message: dict[str, Any], /) -> list[tuple[str, Any]]:
-        """Hand it a message; what it sends."""
-        return self.submission.ask(self.number, "on_message", sender, message)
-
-    def on_tick(self, now: int, /) -> list[tuple[str, Any]]:
-        """Tell it the time; what it sends."""
-        return self.submission.ask(self.number, "on_tick", now)
 
 
 def _name_of(estimate: Estimator) -> EstimatorName:
