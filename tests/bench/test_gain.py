@@ -14,6 +14,7 @@ from over_http import beside_each_other, beside_vllm, served_s
 from router import Backend, Router
 from serve import believed, beside_peers
 
+from mooncake_lab.bench.rounds import Rounds
 from mooncake_lab.conductor import LatencyEstimator, named_placement
 
 BLOCK = 32
@@ -197,7 +198,8 @@ class TestOverHttp:
 
     def test_ratios_are_taken_within_a_round(self):
         """By hand, for two rounds of 12 tokens."""
-        found = beside_each_other([(1.0, 2.0), (3.0, 3.0)], 12)
+        taken = Rounds({"ours": [1.0, 3.0], "vLLM": [2.0, 3.0]}, load_average=0.5)
+        found = beside_each_other(taken, 12)
         assert (found["ours_per_s"], found["peer_per_s"]) == (6.0, 4.8)
         assert (found["least"], found["ratio"], found["most"]) == (1.0, 1.5, 2.0)
 

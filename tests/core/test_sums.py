@@ -34,6 +34,12 @@ WHOLE = {
     "book/chapters/compression/experiment.py": {"mark.right", "mark[name].right"},
     "book/chapters/live/measure.py": {"CLUSTERS[cluster]"},
     "course/grading/grade.py": {"mark.earned"},
+    "book/paper/pages.py": {
+        "row.verdict == Verdict.REPRODUCED.value and row.claim.is_of_mooncake",
+    },
+    "cli/model.py": {"each.layers"},
+    "perf/hf_config.py": {"by_rule"},
+    "perf/kvcache.py": {"group.layers * group.token_bytes", "group.layers * group.state_bytes"},
     "perf/calibration.py": {"self.inputs[one] + self.tokens[one] - 1"},
     "perf/cpp.py": {"cut"},
     "perf/latency.py": {"new * (2 * before + new)"},

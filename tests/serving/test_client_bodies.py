@@ -231,7 +231,7 @@ class Taking:
     def max_model_len(self):
         return 100
 
-    def submit(self, prompt, params, completion_id):
+    def submit(self, prompt, params, completion_id, **_):
         if len(self.seeds) == self.most:
             raise RejectedError("frontdoor", f"no room for {completion_id}", 1)
         self.seeds.append(params.seed)
