@@ -4,7 +4,7 @@ import { fetched, reason, start, text } from "./pyodide-package.mjs";
 const known = new Set();
 let started = null;
 
-async function simulator() {
+async function loaded() {
   const { pyodide, manifest } = await start();
   const { Simulator } = pyodide.pyimport("mooncake_lab.book.playground.simulator");
   return { pyodide, manifest, simulator: Simulator(await text("nodes.json")) };
@@ -12,7 +12,7 @@ async function simulator() {
 
 async function run({ trace, file, blockSize, settings }) {
   if (!started) postMessage({ kind: "status", text: "Loading the simulator (about 15 MB, once)…" });
-  const { pyodide, manifest, simulator } = await (started ??= simulator());
+  const { pyodide, manifest, simulator } = await (started ??= loaded());
   const name = file ? `own ${file.name} ${file.size} ${file.lastModified} ${blockSize}` : trace;
   if (!known.has(name)) {
     const path = file ? "/your trace" : `/${manifest.traces[trace]}`;
