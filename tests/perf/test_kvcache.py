@@ -346,9 +346,7 @@ BUILT = {
 @pytest.mark.parametrize("kind", BUILT)
 def test_widths_are_those_of_the_layers_that_transformers_builds(kind):
     """Bytes a token are the outputs of its key and value projections; a convolution has as many channels."""
-    import torch
-    import transformers
-
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     config = transformers.AutoConfig.for_model(kind, **{**TINY, **BUILT[kind]})
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
