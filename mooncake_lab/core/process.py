@@ -48,8 +48,7 @@ def rare_collections() -> Generator[None]:
         yield
     finally:
         with _blocks_lock:
-            before = _thresholds_before[0]
-            _thresholds_before.pop()
+            before = _thresholds_before.pop()
             if not _thresholds_before:
                 gc.set_threshold(*before)
 
